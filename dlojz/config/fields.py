@@ -306,6 +306,11 @@ class MemoryFields(Contract):
         "pendant la passe arrière : les logits ne sont jamais entiers",
         maximum=MAX_SEQUENCE_LENGTH,
     )
+    channels_last: bool = _field(
+        False,
+        "images, and the weights of convolutions, with their channels last in memory (torch.channels_last)",
+        "images et poids des convolutions avec leurs canaux en dernier en mémoire (torch.channels_last)",
+    )
     sub_group_size: int | None = _count(
         None,
         "DeepSpeed ZeRO-3: elements of a rank's shard that are updated at once, in fp32; by default 1e9, as in "

@@ -140,7 +140,26 @@ def _whole_logits(config: RunFields) -> Facts | None:
     return fields or ({"name": "model", "value": config.model, "plain": "gpt_tiny"} if config.image_size else None)
 
 
+def _no_channels_last(config: RunFields) -> Facts | None:
+    """Find the first field with which channels are not last: texts, or an engine that lays weights out itself."""
+    if not config.layout.channels_last:
+        return None
+    if config.image_size is None:
+        return {"name": "model", "value": config.model, "plain": "coatnet_tiny"}
+    if config.layout.engine not in ("torch", "single"):
+        return {"name": "engine", "value": config.layout.engine, "plain": "torch"}
+    return first_set(config.layout, {"zero": 0, "pp": 1, "tp": 1}) or first_set(config, {"library": "none"})
+
+
 PRECISIONS: Final[tuple[Rule[RunFields], ...]] = (
+    Rule(
+        "channels are last where weights keep their layout",
+        _no_channels_last,
+        en="channels_last is of models that read images, on one process and in DDP, but {name}={value!r} was received: "
+        "use {name}={plain!r}, or leave it out.",
+        fr="channels_last vaut pour des modèles qui lisent des images, sur un processus et avec DDP, mais "
+        "{name}={value!r} a été reçu : prenez {name}={plain!r}, ou retirez-le.",
+    ),
     Rule(
         "a loss in parts is of texts, with whole layers",
         _whole_logits,

@@ -374,6 +374,7 @@ class TraceKey(NamedTuple):
     settings: str
     """Hash of a model from elsewhere as it was built; empty for a model of the catalogue."""
     loss_chunks: int = 1
+    channels_last: bool = False
     in_halves: bool = False
     """Whether backward comes in two halves, as in a zero-bubble pipeline."""
 
@@ -421,6 +422,7 @@ def key_of(part: RankPart, *, on_gpu: bool = False) -> TraceKey:
         switches_hash(),
         model_shapes(config).settings if is_elsewhere(config.model) else "",
         config.layout.loss_chunks,
+        config.layout.channels_last,
     )
 
 
@@ -478,6 +480,8 @@ def tracer_of(key: TraceKey) -> tuple[BlockList, Callable[[nn.Module], MemoryTra
         untie(model)
     if key.context.size > 1:
         share_sequences(model, RingShare(PretendedRing(key.context.rank, key.context.size)))
+    if key.channels_last:
+        model.to(memory_format=torch.channels_last)
     if key.loss_chunks > 1:
         chunk_loss(model, key.loss_chunks)
     if key.activation_plan:

@@ -514,6 +514,8 @@ def _traced(
             follower.phase = "forward"
             casts = compute in ("bf16", "bf16-true")
             batch = tree_map(lambda x: x.to(HalfType) if casts and x.is_floating_point() else x, fake_inputs)
+            if any(_has_channels_last(parameter) for parameter in parameters.values()):
+                batch = tuple(x.contiguous(memory_format=torch.channels_last) for x in batch)  # as the engine does
             with modes:
                 with around, _autocast(compute), knowing_targets(module, *compared or (None,)):
                     output = module(*batch)
@@ -592,6 +594,11 @@ class _Halves:
                     follower.events.append(TraceMark("ready", name, follower.see(parameter.grad)))
 
 
+def _has_channels_last(tensor: Tensor) -> bool:
+    """Tell whether a convolution's weight lies so in memory, and in no other order too, as one of 1 × 1 does."""
+    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+
+
 def _sum_of_all(output: Any) -> Tensor:
     tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not tensors:
@@ -624,6 +631,8 @@ def _as_fake(module: nn.Module, mode: FakeTensorMode, compute: Compute) -> Itera
             casts = compute == "bf16" or (compute == "bf16-true" and not is_adapter)
             dtype = HalfType if casts and tensor.is_floating_point() else tensor.dtype
             fake_tensor = torch.empty(tensor.shape, dtype=dtype, device="cpu")
+            if _has_channels_last(tensor):
+                fake_tensor = fake_tensor.contiguous(memory_format=torch.channels_last)
             if isinstance(tensor, nn.Parameter):
                 fake_tensor = nn.Parameter(fake_tensor, requires_grad=tensor.requires_grad)
             fakes[id(tensor)] = fake_tensor

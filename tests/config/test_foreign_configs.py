@@ -284,3 +284,22 @@ def test_foreign_run_takes_what_the_trainer_fills_in_from_the_trainer(tmp_path: 
         run = foreign_run(read_foreign(tmp_path / name), **LLAMA, gpus=8)
         assert run.precision == precision
         assert sum("filled in by the program" in text for text in run.assumed) == assumed
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "precision"),
+    [
+        ("handbook-mistral.yaml", "torch_dtype: bfloat16", "bf16-true"),
+        ("handbook-mistral.yaml", "", "bf16"),
+        ("handbook-mistral.yaml", "torch_dtype: bfloat16\nfsdp: full_shard", "bf16"),
+        ("llamafactory-7b-full.yaml", "pure_bf16: true", "bf16"),
+    ],
+)
+def test_foreign_run_keeps_weights_in_bf16_where_nothing_shards_them(
+    tmp_path: Path, name: str, fields: str, precision: str
+) -> None:
+    """FSDP and DeepSpeed train a copy in fp32 of what is loaded in bf16."""
+    (tmp_path / name).write_text(f"{FILES[name]}\n{fields}\n")
+    run = foreign_run(read_foreign(tmp_path / name), gpus=8)
+    assert run.run_fields()["precision"] == precision
+    assert any("stay in bf16" in text for text in run.assumed) is (precision == "bf16-true")

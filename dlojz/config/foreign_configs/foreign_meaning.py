@@ -311,6 +311,7 @@ class ForeignRun:
         undescribed: what it asks for that no figure here describes.
         failures: sentences: why the program itself would stop.
         warnings: the same where it goes on.
+        keeps_bf16: whether weights, gradients and states are bf16 themselves.
     """
 
     size: dict[str, Any]
@@ -325,10 +326,18 @@ class ForeignRun:
     undescribed: tuple[str, ...]
     failures: tuple[str, ...]
     warnings: tuple[str, ...]
+    keeps_bf16: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return asdict(self)
+
+    def run_fields(self) -> dict[str, Any]:
+        """Fields of a run of a model of the catalogue, for `RunConfig.of`."""
+        layout = {name: value for name, value in self.layout.items() if name != "schedule" or self.layout["pp"] > 1}
+        layout["chunks"] = layout["chunks"] if layout["chunks"] > 1 else None
+        precision = "bf16-true" if self.keeps_bf16 else "bf16" if self.precision == "fp8" else self.precision
+        return {**self.size, **layout, "precision": precision}
 
     def sentences(self) -> list[str]:
         """What was assumed, why the program itself would stop or warn, and what no figure describes."""
@@ -361,11 +370,14 @@ def foreign_run(config: ForeignConfig, **overrides: Any) -> ForeignRun:
     undescribed = [str(known[name]) for name in ("undescribed", "adapter") if known.get(name)]
     undescribed += [text for name, text in config.unheeded if name in DECISIVE and name not in overrides]
     precision = "fp8" if known.get("fp8") else str(known.get("precision", "fp32"))
+    plain = (layout["engine"], known.get("zero") or 0, degrees) == ("torch", 0, 1)
+    keeps_bf16 = plain and precision == known.get("weights") == "bf16" and not undescribed
+    assumed += [sentence("true_weights")] if keeps_bf16 else []
     fused = known.get("fused_attention")
     steps = known.get("steps") or None
     return ForeignRun(
         size, layout, gpus, precision, columns, fused, bool(known.get("fused_loss")), steps, tuple(assumed),
-        tuple(undescribed), tuple(failures), tuple(warnings),
+        tuple(undescribed), tuple(failures), tuple(warnings), keeps_bf16,
     )  # fmt: skip
 
 

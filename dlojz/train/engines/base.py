@@ -268,6 +268,8 @@ class Engine:
             for path, part in model.named_modules():
                 if path.endswith(ADAPTERS):
                     part.float()  # as peft leaves them, unlike DeepSpeed
+        if config.layout.channels_last:
+            model.to(memory_format=torch.channels_last)
         self.axes = Axes(config.layout, device)
         self.share = TensorShare(config, model, self.axes, loss_of(model))
         if config.layout.cp > 1:
@@ -303,6 +305,8 @@ class Engine:
         del is_last  # only engines that communicate need to know
         if self.config.precision == "bf16-true":
             inputs = tree_map(lambda tensor: tensor.bfloat16() if tensor.is_floating_point() else tensor, inputs)
+        if self.config.layout.channels_last:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)  # a copy beside what was read
         with self.autocast(), self.activations(), knowing_targets(self.module, targets):
             logits = self.model(inputs)
         return self.loss(logits, targets)
