@@ -52,7 +52,7 @@ class BlockList(nn.Module):
     logits_heads: tuple[nn.Linear, ...] = ()
     """The layer whose output is the logits of a module from elsewhere as they are; none where more is done to them."""
     targets: Tensor | None = None
-    """Targets of what is read now, where the loss is computed in parts (`dlojz.models.chunked_loss`)."""
+    """Targets of what is read now, where the loss is computed in parts (`dlojz.by_hand.chunked_loss`)."""
 
     def __init__(self, blocks: Iterable[nn.Module], *, checkpointing: Checkpointing | bool = "none") -> None:
         super().__init__()

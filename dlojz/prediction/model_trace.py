@@ -33,6 +33,7 @@ from torch import nn
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, refusing_overflow
 from dlojz.by_hand.activation_offload import ActivationOffload, planned_offload
+from dlojz.by_hand.chunked_loss import chunk_loss
 from dlojz.by_hand.context_parallel import RingShare, share_sequences
 from dlojz.by_hand.ring_attention import PretendedRing
 from dlojz.by_hand.tensor.split import parallel_loss
@@ -42,7 +43,6 @@ from dlojz.config.fields import block_choices
 from dlojz.config.run_config import RunConfig
 from dlojz.models.blocks import BlockList, loss_of, untie
 from dlojz.models.checkpointing import Checkpointing
-from dlojz.models.chunked_loss import chunk_loss
 from dlojz.models.experts.routing import Routing
 from dlojz.models.foreign.elsewhere import CHAIN, contents_hash
 from dlojz.models.foreign.given_module import changes_its_model
@@ -481,7 +481,7 @@ def tracer_of(key: TraceKey) -> tuple[BlockList, Callable[[nn.Module], MemoryTra
     if key.context.size > 1:
         share_sequences(model, RingShare(PretendedRing(key.context.rank, key.context.size)))
     if key.channels_last:
-        model.to(memory_format=torch.channels_last)
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if key.loss_chunks > 1:
         chunk_loss(model, key.loss_chunks)
     if key.activation_plan:

@@ -41,7 +41,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
-from dlojz.models.chunked_loss import knowing_targets
+from dlojz.by_hand.chunked_loss import knowing_targets
 from dlojz.models.foreign.elsewhere import ADAPTERS
 from dlojz.models.foreign.meta_checks import error_with_line
 from dlojz.prediction.shapes import FP32_BYTES

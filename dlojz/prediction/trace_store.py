@@ -37,6 +37,7 @@ SOURCES: Final = (
     "models",
     "by_hand/tensor",
     "by_hand/activation_offload.py",
+    "by_hand/chunked_loss.py",
     "by_hand/context_parallel.py",
     "by_hand/ring_attention.py",
     "cost_model/launched_operators.py",

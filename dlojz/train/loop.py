@@ -31,12 +31,12 @@ from dlojz import data as datasets
 from dlojz import models
 from dlojz.base.errors import LabError
 from dlojz.base.machine import StopRequest, ignore_stop_signal
+from dlojz.by_hand.chunked_loss import chunk_loss
 from dlojz.by_hand.context_parallel import own_tokens
 from dlojz.config.fields import block_choices
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import length_at
 from dlojz.data.sampling import CutToLength, MicroBatchSampler, micro_batches
-from dlojz.models.chunked_loss import chunk_loss
 from dlojz.models.experts.layer import mixtures
 from dlojz.prediction.shapes import count_parameters
 from dlojz.results.record import EventLog, Status

@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dlojz.by_hand.activation_offload import offload_of
+from dlojz.by_hand.chunked_loss import knowing_targets
 from dlojz.by_hand.context_parallel import RingShare, share_sequences
 from dlojz.by_hand.optimizers.in_backward import InBackward, MakeOptimizer
 from dlojz.by_hand.optimizers.lamb import Lamb
@@ -39,7 +40,6 @@ from dlojz.config.optimizers import OPTIMIZERS, STATE_NUMBERS
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import IN_PASSES
 from dlojz.models.blocks import loss_of
-from dlojz.models.chunked_loss import knowing_targets
 from dlojz.models.foreign.elsewhere import ADAPTERS
 from dlojz.results.footprint import Category, Overlap
 from dlojz.train.axes import Axes
@@ -269,7 +269,7 @@ class Engine:
                 if path.endswith(ADAPTERS):
                     part.float()  # as peft leaves them, unlike DeepSpeed
         if config.layout.channels_last:
-            model.to(memory_format=torch.channels_last)
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.axes = Axes(config.layout, device)
         self.share = TensorShare(config, model, self.axes, loss_of(model))
         if config.layout.cp > 1:

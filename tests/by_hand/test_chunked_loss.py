@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from dlojz import models, predict
+from dlojz.by_hand.chunked_loss import chunk_loss, knowing_targets
 from dlojz.config.run_config import RunConfig
 from dlojz.models.blocks import loss_of
-from dlojz.models.chunked_loss import chunk_loss, knowing_targets
 from dlojz.prediction.model_trace import trace_of
 from dlojz.prediction.shapes import RankPart
 from tests.train.counted import Runs, check_as_predicted, check_refused, footprint, prepare_runs
 
-LLAMA = f"hf:{Path(__file__).with_name('tiny_llama')}"
+LLAMA = f"hf:{Path(__file__).parents[1] / 'models' / 'tiny_llama'}"
 SMALL: dict[str, Any] = {"micro_batch": 2, "device": "cpu", "steps": 3, "loss_chunks": 4, "sequence_length": 64}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one": {"model": "gpt_tiny", "micro_batches": 2},

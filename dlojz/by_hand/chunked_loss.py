@@ -63,17 +63,19 @@ def chunk_loss(model: BlockList, parts: int) -> None:
             return whole(*inputs, **named)
         given_logits = head.forward
         try:
-            head.forward = _unchanged  # type: ignore[method-assign]
+            # Without its head the block gives what the head would read.
+            head.forward = _unchanged  # type: ignore[method-assign, assignment]
             x_BTD = whole(*inputs, **named)
         finally:
             head.forward = given_logits  # type: ignore[method-assign]
         # (B, T, D) → (B·T, D), cut into parts that are views.
         pieces = zip(x_BTD.flatten(0, 1).chunk(parts), targets.flatten().chunk(parts), strict=True)
+        # Kept of a part: its x_ND, a view, and its targets; its logits live while their loss is computed, twice.
         losses = [checkpoint(last.part_loss, x_ND, targets_N, use_reentrant=False) for x_ND, targets_N in pieces]
         return torch.stack(losses).sum() / targets.numel()
 
-    last.forward = forward  # type: ignore[method-assign]
-    model.loss = _given_loss
+    last.forward = forward
+    model.loss = _given_loss  # type: ignore[assignment]
 
 
 @contextmanager
@@ -95,4 +97,5 @@ def _unchanged(x: Tensor) -> Tensor:
 
 def _given_loss(loss: Any, targets: Tensor) -> Tensor:
     del targets  # the last block has read them
-    return loss  # type: ignore[no-any-return]
+    mean: Tensor = loss
+    return mean
