@@ -693,7 +693,8 @@ def _kept_products_bytes(trace: MemoryTrace) -> int:
     # The loss keeps the logits, or their softmax, which is as large or larger.
     logits = trace.output_of[blocks[-1]] if blocks else -1
     storages = {storage for storage in trace.kept if storage in trace.products} | ({logits} & trace.products)
-    return sum(trace.bytes_of[storage] for storage in storages - trace.on_host)
+    # A pipeline's rank has a part of the storages.
+    return sum(trace.bytes_of.get(storage, 0) for storage in storages - trace.on_host)
 
 
 def _streams(movements: Iterable[Movement]) -> dict[int, int]:
