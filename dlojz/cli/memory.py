@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dlojz.planner.activation_budget import BudgetPlan
     from dlojz.planner.levers import Fit, Lever
     from dlojz.prediction.forecast import Forecast
+    from dlojz.results.footprint import Footprint
 
 
 @verb(
@@ -75,16 +76,44 @@ def memory_command(args: Given, answer: Answer) -> None:
     if "budget" in args:
         _budget(config, target, assumed, args, answer)
         return
+    from dlojz.display.tables import messages_table
     from dlojz.prediction.forecast import forecast, heaviest
 
     # Without --rank, the rank that takes most memory: it decides whether the layout fits.
     estimate = heaviest(config, target) if args["rank"] is None else forecast(config, args["rank"], target)
     fit, levers = _advice(config, fit_device or target, is_asked=fit_device is not None)
     _write_files(estimate, fit_device, args)
+    messages = messages_of(config, estimate.rank, target) if args["from"] else None
     if args["json"]:
-        answer(_document(estimate, fit, levers, assumed))
-    else:
-        _print(answer, estimate, fit, levers, assumed)
+        more = {"compiled": compiled_range(estimate)} if args["compile"] else {}
+        more |= {} if messages is None else {"communication": messages.to_dict()["communication"]}
+        answer({**_document(estimate, fit, levers, assumed), **more})
+        return
+    _print(answer, estimate, fit, levers, assumed)
+    if messages is not None:
+        answer("")
+        answer(messages_table(messages))
+    if args["compile"]:
+        from dlojz.display.memory_tables import compiled_sentence
+
+        answer("\n" + compiled_sentence(estimate))
+
+
+def messages_of(config: RunConfig, rank: int = 0, target: Device | None = None) -> Footprint | None:
+    """Predict what a rank of another program's run sends, without what the lab's own control sends; None of one rank.
+    """
+    from dlojz.prediction import predict
+
+    if config.layout.world_size == 1:
+        return None
+    footprint = predict(config, rank, target)
+    sent = tuple(traffic for traffic in footprint.communication if traffic.group != "control")
+    return footprint.model_copy(update={"communication": sent})
+
+
+def compiled_range(estimate: Forecast) -> dict[str, Any]:
+    """Write the range of a compiled step's peak as plain data, with whether it fits; null: it depends, or no GPU."""
+    return {**estimate.compiled._asdict(), "fits": estimate.compiled.fits}
 
 
 def _with_file(args: Given, answer: Answer) -> Given:
@@ -112,12 +141,9 @@ def _with_file(args: Given, answer: Answer) -> Given:
             f"DeepSpeed ; celle de {config.document.name} est pesée en forme close : dlojz plan --from "
             f"{config.document.name}.",
         )
-    layout = {name: value for name, value in run.layout.items() if name != "schedule" or run.layout["pp"] > 1}
-    layout["chunks"] = layout["chunks"] if layout["chunks"] > 1 else None
-    precision = "bf16" if run.precision == "fp8" else run.precision
     for sentence in () if args["json"] else run.sentences():
         answer("\n" + sentence)
-    return Given({**run.size, **layout, "precision": precision, **args}, args.defaults)
+    return Given({**run.run_fields(), **args}, args.defaults)
 
 
 def _budget(config: RunConfig, target: Device | None, assumed: dict[str, Any], args: Given, answer: Answer) -> None:

@@ -207,7 +207,12 @@ def predicting_flags() -> tuple[Flag, ...]:
         "describes it (docs/instructors.md); without it, the CPU // GPU pour lequel on prédit, sa taille, ou un "
         "fichier TOML qui le décrit (docs/instructors.md) ; sans lui, le CPU"
     )
-    return tuple(replace(gpu, subject=flag.subject) if flag.name == "device" else flag for flag in config_flags())
+    compiled = flags(
+        "--compile  say the range of the peak where torch.compile has compiled the model // donner l’intervalle du pic "
+        "là où torch.compile a compilé le modèle"
+    )
+    changed = (replace(gpu, subject=flag.subject) if flag.name == "device" else flag for flag in config_flags())
+    return (*changed, *compiled)
 
 
 def _flag_of(name: str, field: FieldInfo, subject: ConfigSubject) -> Flag:

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal, say, spaced_percent
 from dlojz.base.table import Table, facts, titles
 from dlojz.cli import main
+from dlojz.cli.memory import messages_of
 from dlojz.cli.options import FIGURE, JSON, WORDS, Answer, Given, check_needs, option_of, tell, tell_written, verb
 from dlojz.hardware.decoder_size import DecoderSize
+
+if TYPE_CHECKING:
+    from dlojz.config.foreign_configs.foreign_meaning import ForeignRun
+    from dlojz.results.footprint import Footprint
 
 HERE = "here"
 """Instead of a cluster: the processes of this machine, timed by `dlojz calibrate`."""
@@ -283,6 +288,7 @@ def plan_from_answer(args: Given, answer: Answer) -> int:
     """
     from dlojz.config.foreign_configs.foreign_meaning import foreign_run, read_foreign
     from dlojz.display.plan_tables import foreign_keys_table, foreign_plan_tables
+    from dlojz.display.tables import messages_table
     from dlojz.planner.ask import plan_foreign
 
     if stray := [name for name in args if name not in FROM_OPTIONS]:
@@ -305,15 +311,33 @@ def plan_from_answer(args: Given, answer: Answer) -> int:
     overrides |= {"nodes": args["nodes"]} if "nodes" in args else {}
     run = foreign_run(config, **overrides)
     plan = None if run.failures or run.undescribed else plan_foreign(config, run, _site(args))
+    messages = None if plan is None else _messages(run)
     if args["json"]:
-        answer({**config.as_dict(), "run": run.as_dict(), "plan": None if plan is None else plan.as_dict()})
+        sent = {} if messages is None else {"communication": messages.to_dict()["communication"]}
+        answer({**config.as_dict(), "run": run.as_dict(), "plan": None if plan is None else plan.as_dict(), **sent})
     else:
         for sentence in run.sentences():
             answer("\n" + sentence)
         for table in foreign_plan_tables(plan) if plan is not None else ():
             answer("")
             answer(table)
+        if messages is not None:
+            answer("")
+            answer(messages_table(messages))
     return main.DONE if plan is not None and plan.choice is not None else main.FAILED
+
+
+def _messages(run: ForeignRun) -> Footprint | None:
+    """Predict what rank 0 sends, where the model is of the catalogue and torch or DeepSpeed runs the layout."""
+    from dlojz.config.run_config import RunConfig
+    from dlojz.planner.planned_model import OF_THE_LAB
+
+    if "model" not in run.size or run.layout["engine"] not in OF_THE_LAB or run.columns.get("zero_shards"):
+        return None  # hybrid sharding sends within a node, which no run of this lab does
+    try:
+        return messages_of(RunConfig.of(**run.run_fields()))
+    except LabError:
+        return None
 
 
 TAKEN: Final = ("cluster", "model", "gpus", "batch", "figure", "top", "measure", "json")

@@ -384,7 +384,19 @@ def predict_command(args: Given, answer: Answer) -> None:
     if target and target.default_words:
         defaults = {"class_defaults": list(target.left_out)}
         tell(target.default_words) if args["json"] else answer(target.default_words)
-    answer({**footprint.to_dict(), **defaults} if args["json"] else footprint_table(config, footprint))
+    if not args["compile"]:
+        answer({**footprint.to_dict(), **defaults} if args["json"] else footprint_table(config, footprint))
+        return
+    from dlojz.cli.memory import compiled_range
+    from dlojz.display.memory_tables import compiled_sentence
+    from dlojz.prediction.forecast import forecast
+
+    estimate = forecast(config, args["rank"], target)
+    if args["json"]:
+        answer({**footprint.to_dict(), **defaults, "compiled": compiled_range(estimate)})
+    else:
+        answer(footprint_table(config, footprint))
+        answer(compiled_sentence(estimate))
 
 
 def _config(args: Given, **otherwise: object) -> RunConfig:

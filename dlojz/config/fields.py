@@ -118,6 +118,14 @@ class ModelFields(Contract):
         "tokens par échantillon ; par défaut ceux du modèle",
         maximum=MAX_SEQUENCE_LENGTH,
     )
+    target_length: int | None = _count(
+        None,
+        "tokens of each target, which the decoder of an hf: model reads beside its encoder (T5, BART, Whisper); by "
+        "default as many as of the source, or the model's",
+        "tokens de chaque cible, que lit le décodeur d’un modèle hf: à côté de son encodeur (T5, BART, Whisper) ; par "
+        "défaut autant que de la source, ou ceux du modèle",
+        maximum=MAX_SEQUENCE_LENGTH,
+    )
 
 
 class DataFields(Contract):
@@ -289,6 +297,19 @@ class MemoryFields(Contract):
         "(`dlojz memory --budget` chooses one)",
         "ce que deviennent les activations de chaque bloc, dans l’ordre des blocs, par exemple "
         "keep:3,recompute:12,offload:1 (`dlojz memory --budget` en choisit un)",
+    )
+    loss_chunks: int = _count(
+        1,
+        "parts of a text's tokens whose logits and loss are computed one after the other, and in backward again, so "
+        "that the logits are never whole",
+        "parts des tokens d’un texte dont les logits et la perte se calculent l’une après l’autre, et de nouveau "
+        "pendant la passe arrière : les logits ne sont jamais entiers",
+        maximum=MAX_SEQUENCE_LENGTH,
+    )
+    channels_last: bool = _field(
+        False,
+        "images, and the weights of convolutions, with their channels last in memory (torch.channels_last)",
+        "images et poids des convolutions avec leurs canaux en dernier en mémoire (torch.channels_last)",
     )
     sub_group_size: int | None = _count(
         None,

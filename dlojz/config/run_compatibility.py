@@ -52,7 +52,26 @@ def _stray_adapters(config: RunFields) -> Facts | None:
     return None
 
 
+def _stray_target_length(config: RunFields) -> Facts | None:
+    """Find what a length of targets is not for: a model without a decoder of its own, or samples of another length."""
+    if config.target_length is None:
+        return None
+    if not config.model.startswith("hf:"):
+        return {"flaw": f"model={config.model!r}"}
+    return {"flaw": f"curriculum={config.curriculum!r}"} if config.curriculum != "none" else None
+
+
 ELSEWHERE: Final[tuple[Rule[RunFields], ...]] = (
+    Rule(
+        "targets have a length beside an encoder",
+        _stray_target_length,
+        en="target_length={config.target_length} was received with {flaw}, but it is what the decoder of a model of "
+        "transformers reads beside its encoder, in every step: use hf:FOLDER with the config.json of such a model (T5, "
+        "BART, Whisper) and no curriculum, or leave it out.",
+        fr="target_length={config.target_length} a été reçu avec {flaw}, mais c’est ce que lit à chaque pas le "
+        "décodeur d’un modèle de transformers à côté de son encodeur : prenez hf:DOSSIER avec le config.json d’un tel "
+        "modèle (T5, BART, Whisper) et aucun curriculum, ou retirez-le.",
+    ),
     Rule(
         "adapters are beside layers of transformers",
         lambda config: config.lora is not None and not config.model.startswith("hf:"),
@@ -110,7 +129,45 @@ def _casts_true_weights(config: RunFields) -> Facts | None:
     return first_set(layout, plain_layout) or first_set(config, {"library": "none"})
 
 
+def _whole_logits(config: RunFields) -> Facts | None:
+    """Find the first field with which the logits cannot be computed in parts."""
+    if config.layout.loss_chunks == 1:
+        return None
+    if config.layout.engine == "deepspeed":
+        return {"name": "engine", "value": "deepspeed", "plain": "torch"}
+    plain_layout: dict[str, object] = {"pp": 1, "tp": 1, "cp": 1, "ep": 1, "activation_plan": ""}
+    fields = first_set(config.layout, plain_layout) or first_set(config, {"library": "none"})
+    return fields or ({"name": "model", "value": config.model, "plain": "gpt_tiny"} if config.image_size else None)
+
+
+def _no_channels_last(config: RunFields) -> Facts | None:
+    """Find the first field with which channels are not last: texts, or an engine that lays weights out itself."""
+    if not config.layout.channels_last:
+        return None
+    if config.image_size is None:
+        return {"name": "model", "value": config.model, "plain": "coatnet_tiny"}
+    if config.layout.engine not in ("torch", "single"):
+        return {"name": "engine", "value": config.layout.engine, "plain": "torch"}
+    return first_set(config.layout, {"zero": 0, "pp": 1, "tp": 1}) or first_set(config, {"library": "none"})
+
+
 PRECISIONS: Final[tuple[Rule[RunFields], ...]] = (
+    Rule(
+        "channels are last where weights keep their layout",
+        _no_channels_last,
+        en="channels_last is of models that read images, on one process and in DDP, but {name}={value!r} was received: "
+        "use {name}={plain!r}, or leave it out.",
+        fr="channels_last vaut pour des modèles qui lisent des images, sur un processus et avec DDP, mais "
+        "{name}={value!r} a été reçu : prenez {name}={plain!r}, ou retirez-le.",
+    ),
+    Rule(
+        "a loss in parts is of texts, with whole layers",
+        _whole_logits,
+        en="loss_chunks={layout.loss_chunks} computes the logits of a text in parts, on one process, in DDP, by hand "
+        "and in FSDP2, but {name}={value!r} was received: use {name}={plain!r}, or loss_chunks=1.",
+        fr="loss_chunks={layout.loss_chunks} calcule les logits d’un texte par parts, sur un processus, avec DDP, à la "
+        "main et avec FSDP2, mais {name}={value!r} a été reçu : prenez {name}={plain!r}, ou loss_chunks=1.",
+    ),
     Rule(
         "weights in bf16 stay so",
         _casts_true_weights,

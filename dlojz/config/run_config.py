@@ -41,6 +41,7 @@ from dlojz.models.foreign.elsewhere import (
     executes_files,
     executing_no_file,
     is_taken_as_told,
+    target_ending,
 )
 from dlojz.models.foreign.names import is_elsewhere, shown_name
 
@@ -50,7 +51,7 @@ STEPS_SHARE: Final = 2
 """By default, its samples are whole after one part in so many of the run."""
 MAX_DIGITS: Final = 12
 """Longer numbers are refused by their own field."""
-RARE: Final = ("update", "curriculum_multiple", "partition", "cp", "ep", "powersgd_rank")
+RARE: Final = ("update", "curriculum_multiple", "partition", "cp", "ep", "powersgd_rank", "loss_chunks")
 """Fields that `in_use` shows only where a run sets them."""
 
 
@@ -286,11 +287,13 @@ class RunConfig(RunFields):
     def built_model(self) -> str:
         """Name under which the model is built: one from elsewhere is cut into a chain of blocks where that is needed.
 
-        Stages of a pipeline and checkpointing take its blocks one by one. Its adapters end the name.
+        Stages of a pipeline and checkpointing take its blocks one by one. Its adapters and the length of its targets
+        end the name.
         """
         needs_blocks = self.layout.pp > 1 or self.layout.checkpointing != "none"
         targets = tuple(filter(None, self.lora_targets.split(",")))
-        name = self.model + (Adapters(self.lora, targets, self.lora_base).ending if self.lora else "")
+        name = self.model + target_ending(self.target_length)
+        name += Adapters(self.lora, targets, self.lora_base).ending if self.lora else ""
         return CHAIN + name if is_elsewhere(self.model) and needs_blocks else name
 
     @property

@@ -125,24 +125,25 @@ def load(
     num_classes: int,
     seed: int = 0,
     image_size: int | None = None,
-    sequence_length: int | None = None,
+    sequence_length: int | tuple[int, int] | None = None,
     data_root: str | None = None,
     example: Example | None = None,
 ) -> Dataset:
     """Open a data set; a sample is `(input, target)`.
 
     Images: input float32 of shape (3, image_size, image_size), about zero mean, and an integer class. Text: input and
-    target int64 of shape (sequence_length,), the target being the next token. Tensors: like `example`.
+    target int64 of shape (sequence_length,), the target being the next token; of two lengths, of source and target,
+    inputs have the longer one. Tensors: like `example`.
     """
     from dlojz.data import datasets
 
     if example is not None:
         return datasets.ExampleSamples(example, num_classes, seed)
     if family == "text":
-        length = sequence_length or 1
+        source, target = sequence_length if isinstance(sequence_length, tuple) else (sequence_length or 1, None)
         if name == "synthetic":
-            return datasets.SyntheticTokens(length, num_classes, seed)
-        return datasets.ProseWindows(length)
+            return datasets.SyntheticTokens(source, target, num_classes, seed)
+        return datasets.ProseWindows(source, target)
     size = image_size or 1
     if name == "digits":
         return datasets.Digits(size)

@@ -106,12 +106,12 @@ def imagenet(folder: Path, image_size: int) -> Dataset:
 class ProseWindows(Dataset):
     """Python's language reference (`pydoc_data.topics`), cut into windows of `sequence_length` bytes."""
 
-    def __init__(self, sequence_length: int) -> None:
+    def __init__(self, sequence_length: int, target_length: int | None = None) -> None:
         from pydoc_data import topics
 
         prose = "\n\n".join(topics.topics[name] for name in sorted(topics.topics))
         self._bytes = torch.frombuffer(bytearray(prose.encode()), dtype=torch.uint8)
-        self._length = sequence_length
+        self._length, self._target_length = max(sequence_length, target_length or 0), target_length
 
     def __len__(self) -> int:
         # The last window needs one byte more, as a target.
@@ -121,15 +121,15 @@ class ProseWindows(Dataset):
         start = index * self._length
         # (length + 1,): inputs are all but the last, targets all but the first.
         window_T = self._bytes[start : start + self._length + 1].long()
-        return window_T[:-1], window_T[1:]
+        return window_T[:-1], window_T[1:][: self._target_length]
 
 
 class SyntheticTokens(Dataset):
     """Random tokens, the same in every run of one seed; the target is the input shifted by one."""
 
-    def __init__(self, sequence_length: int, vocabulary: int, seed: int) -> None:
-        self._length, self._vocabulary = sequence_length, vocabulary
-        self._seed = seed
+    def __init__(self, sequence_length: int, target_length: int | None, vocabulary: int, seed: int) -> None:
+        self._length, self._target_length = max(sequence_length, target_length or 0), target_length
+        self._vocabulary, self._seed = vocabulary, seed
 
     def __len__(self) -> int:
         return SYNTHETIC_SAMPLES
@@ -137,4 +137,4 @@ class SyntheticTokens(Dataset):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(self._seed * SYNTHETIC_SAMPLES + index)
         window_T = torch.randint(self._vocabulary, (self._length + 1,), generator=generator)
-        return window_T[:-1], window_T[1:]
+        return window_T[:-1], window_T[1:][: self._target_length]

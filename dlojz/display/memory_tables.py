@@ -86,7 +86,7 @@ def headline(forecast: Forecast) -> str:
 
 def input_sentence(config: RunConfig) -> str:
     """Say which class of transformers is forecast, and its vocabulary or its classes; nothing of other models."""
-    title = spec(config.model).class_title if is_elsewhere(config.model) and not is_own_file(config.model) else ""
+    title = spec(config.built_model).class_title if is_elsewhere(config.model) and not is_own_file(config.model) else ""
     if config.script or not title:
         return ""
     number = integer(config.num_classes)
@@ -138,6 +138,29 @@ def peak_sentence(forecast: Forecast) -> str:
         fr=f"Pic : {format_bytes(memory.peak_bytes)} ({visible(forecast.moment)}){filled}.",
     )
     return "\n".join((peak, *forecast.notes))
+
+
+def compiled_sentence(forecast: Forecast) -> str:
+    """Say within which bounds the peak of the compiled step is, and whether it fits into a GPU whatever is fused."""
+    compiled, device = forecast.compiled, forecast.device
+    low, high = format_bytes(compiled.low_bytes), format_bytes(compiled.high_bytes)
+    sentence = say(
+        en=f"Compiled (torch.compile), the peak is between {low} and {high}: what is fused need not be kept, but the "
+        "results of products are, and the logits at least in the type of the last one.",
+        fr=f"Compilé (torch.compile), le pic est entre {low} et {high} : ce qui est fusionné n’est pas forcément "
+        "gardé, mais les résultats des produits le sont, et les logits au moins dans le type du dernier.",
+    )
+    if device is None or compiled.limit_bytes is None:
+        return sentence
+    limit = f"{device.title} ({format_bytes(compiled.limit_bytes)})"
+    if compiled.fits is None:
+        return sentence + say(
+            en=f" Whether that fits into {limit} depends on what torch fuses.",
+            fr=f" Que cela tienne sur {limit} dépend de ce que torch fusionne.",
+        )
+    if compiled.fits:
+        return sentence + say(en=f" It fits into {limit}.", fr=f" Cela tient sur {limit}.")
+    return sentence + say(en=f" It does not fit into {limit}.", fr=f" Cela ne tient pas sur {limit}.")
 
 
 def verdict(required_bytes: int, limit_bytes: int, title: str) -> str:

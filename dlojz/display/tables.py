@@ -474,14 +474,7 @@ def footprint_table(config: RunConfig, footprint: Footprint) -> Table:
     ]
     if memory.device_bytes is not None and memory.needed_bytes:
         rows.append((needed_label(), format_bytes(memory.needed_bytes)))
-    rows += beyond_peak(memory)
-    for traffic in footprint.communication:
-        calls = "" if traffic.count is None else say(en=f", calls: {traffic.count}", fr=f", appels : {traffic.count}")
-        often = say(en="/step", fr="/pas")
-        if traffic.every_steps > 1:
-            often = say(en=f" every {traffic.every_steps} steps", fr=f" tous les {traffic.every_steps} pas")
-        label = f"{traffic.collective} ({traffic.group} ×{traffic.group_size}{calls})"
-        rows.append((label, format_bytes(traffic.message_bytes) + often))
+    rows += beyond_peak(memory) + _traffic_rows(footprint)
     per_step = format_count(footprint.step_flops, "FLOP") + say(en="/step", fr="/pas")
     rows += [
         (say(en="parameters of the model", fr="paramètres du modèle"), format_count(footprint.parameters)),
@@ -492,6 +485,27 @@ def footprint_table(config: RunConfig, footprint: Footprint) -> Table:
         fr=f"{config.title} : prédit pour le rang {footprint.rank}",
     )
     return Table(("", ""), tuple(rows), heading)
+
+
+def _traffic_rows(footprint: Footprint) -> list[tuple[str, str]]:
+    """List what a rank hands to each collective, and how often."""
+    rows = []
+    for traffic in footprint.communication:
+        calls = "" if traffic.count is None else say(en=f", calls: {traffic.count}", fr=f", appels : {traffic.count}")
+        often = say(en="/step", fr="/pas")
+        if traffic.every_steps > 1:
+            often = say(en=f" every {traffic.every_steps} steps", fr=f" tous les {traffic.every_steps} pas")
+        label = f"{traffic.collective} ({traffic.group} ×{traffic.group_size}{calls})"
+        rows.append((label, format_bytes(traffic.message_bytes) + often))
+    return rows
+
+
+def messages_table(footprint: Footprint) -> Table:
+    """Lay out the messages of a footprint: bytes of what is reduced or gathered, and calls."""
+    heading = say(
+        en=f"Messages of rank {footprint.rank}, predicted", fr=f"Messages du rang {footprint.rank}, prédits"
+    )
+    return Table(("", ""), tuple(_traffic_rows(footprint)), heading)
 
 
 def beyond_peak(memory: Memory) -> list[tuple[str, str]]:

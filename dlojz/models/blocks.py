@@ -49,6 +49,10 @@ class BlockList(nn.Module):
     """Regions of a module from elsewhere that so many tensor-parallel ranks share, of those that match a pattern."""
     parts: Mapping[str, nn.Module] = MappingProxyType({})
     """Repeated parts of a module from elsewhere, by their paths in it."""
+    logits_heads: tuple[nn.Linear, ...] = ()
+    """The layer whose output is the logits of a module from elsewhere as they are; none where more is done to them."""
+    targets: Tensor | None = None
+    """Targets of what is read now, where the loss is computed in parts (`dlojz.by_hand.chunked_loss`)."""
 
     def __init__(self, blocks: Iterable[nn.Module], *, checkpointing: Checkpointing | bool = "none") -> None:
         super().__init__()
@@ -61,6 +65,8 @@ class BlockList(nn.Module):
         for block in self.blocks:
             # A block that an activation plan marks is recomputed whole, whatever the model's level.
             level = "full" if getattr(block, "activations", "") == "recompute" else self.checkpointing
+            # A head whose loss comes in parts recomputes each of them itself.
+            level = "none" if self.targets is not None and block is self.blocks[-1] else level
             x = run_checkpointed(block, x, level) if graph and level != "none" else block(x)
         return x
 

@@ -26,10 +26,9 @@ Family = Literal["image", "text", "tensors"]
 _READ = {"image": ("images", "image_size"), "text": ("text", "sequence_length"), "tensors": ("tensors of a shape", "")}
 BYTES = 256
 
-_SWITCH = "Fedus et al. 2021, arXiv 2101.03961"
 _TINYLLAMA, _LLAMA_3 = "Zhang et al. 2024, arXiv 2401.02385", "arXiv 2407.21783"
 _V3, _MIXTRAL = "DeepSeek-AI 2024, arXiv 2412.19437", "Jiang et al. 2024, arXiv 2401.04088"
-_22B = "Mistral AI 2024, configuration of the released weights"
+_SWITCH, _22B = "Fedus et al. 2021, arXiv 2101.03961", "Mistral AI 2024, configuration of the released weights"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +46,7 @@ class ModelSpec:
         image_size: Default side of the images in pixels; None for text.
         image_multiple: Image sizes are multiples of this.
         smallest_image: Image sizes are at least this.
-        sequence_length: Default tokens per sample; None for images.
+        sequence_length: Default tokens per sample; None for images. Of a target, where it differs: target_length.
         in_channels: Default channels of the images; None for text.
         example: Inputs of a model that reads ``tensors``.
         class_title: Class of a model from elsewhere and what is assumed of it; empty where its name says all.
@@ -64,6 +63,7 @@ class ModelSpec:
     image_multiple: int = 1
     smallest_image: int = 1
     sequence_length: int | None = None
+    target_length: int | None = None
     in_channels: int | None = None
     example: Example | None = None
     class_title: str = ""

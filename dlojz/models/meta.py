@@ -63,7 +63,7 @@ def sample_inputs(
     if entry.example is not None:
         return entry.example.inputs(samples, device)
     if entry.family == "text":
-        length = sequence_length or entry.sequence_length or 1
+        length = max(sequence_length or entry.sequence_length or 1, entry.target_length or 0)
         return torch.empty(samples, length, dtype=torch.long, device=device)
     side = image_size or entry.image_size or 1
     return torch.empty(samples, in_channels or entry.in_channels or 3, side, side, device=device)
@@ -75,7 +75,8 @@ def targets_shape(name: str, samples: int, sequence_length: int | None = None) -
     entry = spec(name)
     if entry.example is not None:
         return (samples, *entry.example.targets)
-    return (samples, sequence_length or entry.sequence_length or 1) if entry.family == "text" else (samples,)
+    length = entry.target_length or sequence_length or entry.sequence_length or 1
+    return (samples, length) if entry.family == "text" else (samples,)
 
 
 @refusing_overflow()

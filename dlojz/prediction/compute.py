@@ -97,7 +97,7 @@ def _passes_flops(config: RunConfig, rank: int) -> float:
     # Backward multiplies twice as much as forward: once for the inputs' gradients, once for the weights'.
     sample_flops = 3 * summary.flops
     repeated_flops = 0.0
-    if layout.checkpointing in ("full", "every_second") or layout.activation_plan:
+    if layout.checkpointing in ("full", "every_second") or layout.activation_plan or layout.loss_chunks > 1:
         repeated_flops = sum(recomputed_flops(config).values())
     return (float(sample_flops * layout.micro_batch * layout.micro_batches) + repeated_flops) * _share(part)
 
@@ -217,9 +217,14 @@ def _recomputed_flops(config: RunConfig, flops_of: dict[str, int]) -> dict[int, 
         flops_of: each module's forward, in the order in which they are called.
     """
     kind, chosen = config.layout.checkpointing, block_choices(config.layout.activation_plan)
+    shapes = model_shapes(config)
+    if config.layout.loss_chunks > 1:
+        # The product of the head, whatever is done with the blocks before it.
+        last, whole = num_blocks(shapes) - 1, config.layout.model_copy(update={"loss_chunks": 1})
+        repeated = _recomputed_flops(config.model_copy(update={"layout": whole}), flops_of)
+        return {**repeated, last: flops_of[f"blocks.{last}.output"]}
     if kind not in ("full", "every_second") and not chosen:
         return {}
-    shapes = model_shapes(config)
     skipped = _not_recomputed(config)
     matrices = {
         parameter.module

@@ -16,13 +16,16 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
+from math import ceil
 from statistics import median_low
+from typing import NamedTuple
 
 from dlojz import hardware, models
 from dlojz.base.language import format_bytes, format_count, percent, refusal, say
 from dlojz.base.table import visible
 from dlojz.config.optimizers import OPTIMIZERS
 from dlojz.config.run_config import RunConfig
+from dlojz.config.schedules import IN_PASSES
 from dlojz.hardware import Device
 from dlojz.models.sizes import GPTSize, LlamaSize, ViTSize
 from dlojz.pipeline.messages import ENDS_BACKWARD, Item, Moment, RankOrder, runner_of, splits_backward
@@ -331,6 +334,34 @@ def pipeline_replay(
     )
 
 
+KEPT_MORE = 0.005
+"""Share of the activations by which a compiled forward may keep more than eager: measured up to 0.004."""
+
+
+class CompiledRange(NamedTuple):
+    """Range of the peak of a compiled step, in bytes.
+
+    Attributes:
+        low_bytes: what is kept at least.
+        high_bytes: the peak of eager, and what compiling adds at most.
+        beside_bytes: taken of the GPU beside the peak: context and NCCL.
+        limit_bytes: of the GPU; None for the CPU.
+    """
+
+    low_bytes: int
+    high_bytes: int
+    beside_bytes: int
+    limit_bytes: int | None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it fits into the GPU; None where the range leaves it open, or there is none."""
+        if self.limit_bytes is None:
+            return None
+        ends = {end + self.beside_bytes <= self.limit_bytes for end in (self.low_bytes, self.high_bytes)}
+        return ends.pop() if len(ends) == 1 else None
+
+
 CUBLAS_HANDLES = 2
 """cuBLAS handles: one of the thread that runs forward, one of autograd's."""
 
@@ -352,6 +383,7 @@ class Forecast:
         samples: the step as a timeline, in the order of the movements.
         movements: each allocation and release, for the allocator's model and the memory viewer.
         without_gradient: names of parameters that backward does not reach though they are not frozen.
+        kept_products_bytes: what forward keeps of products' results for one micro-batch, or a loss needs of them.
     """
 
     config: RunConfig
@@ -366,6 +398,29 @@ class Forecast:
     samples: tuple[MemorySample, ...]
     movements: tuple[Movement, ...]
     without_gradient: tuple[str, ...] = ()
+    kept_products_bytes: int = 0
+
+    @property
+    def compiled(self) -> CompiledRange:
+        """Bound the peak of the same step where `torch.compile` has compiled the model, its loss too or not.
+
+        Its partitioner chooses what forward keeps: it computes no product again, so that those results stay which
+        backward reads; in the models measured it kept up to 0.4 % more than eager. A compiled backward gives all
+        gradients at its end, where eager adds each to those of earlier micro-batches at once, or updates by it.
+
+        Source: torch 2.13, `_functorch/partitioners.py`, `min_cut_rematerialization_partition`, `get_default_op_list`.
+        """
+        memory, layout = self.memory, self.config.layout
+        gradients_bytes, in_passes = memory.gradients_bytes or 0, self.config.update in IN_PASSES
+        accumulates = layout.micro_batches > 1
+        states_bytes = memory.states_bytes - gradients_bytes
+        in_forward_bytes = states_bytes + self.in_flight * self.kept_products_bytes + accumulates * gradients_bytes
+        low_bytes = max(in_forward_bytes, states_bytes if in_passes else memory.states_bytes)
+        high_bytes = (memory.peak_bytes or 0) + ceil(KEPT_MORE * (memory.activations_bytes or 0))
+        high_bytes += gradients_bytes if accumulates or in_passes else 0
+        beside_bytes = (memory.needed_bytes or 0) - (memory.peak_bytes or 0)
+        limit_bytes = self.device.memory_bytes if self.device else None
+        return CompiledRange(min(low_bytes, memory.peak_bytes or 0), high_bytes, beside_bytes, limit_bytes)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -628,7 +683,18 @@ def forecast_of(
         samples=samples,
         movements=tuple(ledger.movements),
         without_gradient=step.without_gradient,
+        kept_products_bytes=_kept_products_bytes(step.trace),
     )
+
+
+def _kept_products_bytes(trace: MemoryTrace) -> int:
+    """Sum what a micro-batch keeps of products' results on the device, and the logits that a loss reads."""
+    blocks = [name for name in trace.output_of if name.count(".") == 1]
+    # The loss keeps the logits, or their softmax, which is as large or larger.
+    logits = trace.output_of[blocks[-1]] if blocks else -1
+    storages = {storage for storage in trace.kept if storage in trace.products} | ({logits} & trace.products)
+    # A pipeline's rank has a part of the storages.
+    return sum(trace.bytes_of.get(storage, 0) for storage in storages - trace.on_host)
 
 
 def _streams(movements: Iterable[Movement]) -> dict[int, int]:

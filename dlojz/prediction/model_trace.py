@@ -33,6 +33,7 @@ from torch import nn
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, refusing_overflow
 from dlojz.by_hand.activation_offload import ActivationOffload, planned_offload
+from dlojz.by_hand.chunked_loss import chunk_loss
 from dlojz.by_hand.context_parallel import RingShare, share_sequences
 from dlojz.by_hand.ring_attention import PretendedRing
 from dlojz.by_hand.tensor.split import parallel_loss
@@ -262,7 +263,7 @@ class _Expansion:
         events: list[Allocation | TraceMark] = []
         bytes_of: dict[int, int] = {}
         module_of: dict[int, str] = {}
-        kept_storages, on_host = set(), set()
+        kept_storages, on_host, products = set(), set(), set()
         for event, module_view, storage_view in self._in_order():
             number = self._number(event.storage, *storage_view)
             if isinstance(event, TraceMark):
@@ -275,6 +276,7 @@ class _Expansion:
                 module_of[number] = self._name(short.module_of[event.storage], *module_view)
                 kept_storages |= {number} if event.storage in short.kept else set()
                 on_host |= {number} if event.storage in short.on_host else set()
+                products |= {number} if event.storage in short.products else set()
         output_of, gradient_of = self._by_name(short.output_of), self._by_name(short.gradient_of)
         blocks = enumerate(self.model_of[: self.count])
         flops_of = {f"blocks.{position}": short.flops_of.get(f"blocks.{model}", 0) for position, model in blocks}
@@ -288,6 +290,7 @@ class _Expansion:
             output_of,
             flops_of,
             gradient_of,
+            frozenset(products),
         )
 
     def _by_name(self, short: dict[str, int]) -> dict[str, int]:
@@ -370,6 +373,8 @@ class TraceKey(NamedTuple):
     """Hash of the switches of torch and the packages of models (`shapes.switches_hash`)."""
     settings: str
     """Hash of a model from elsewhere as it was built; empty for a model of the catalogue."""
+    loss_chunks: int = 1
+    channels_last: bool = False
     in_halves: bool = False
     """Whether backward comes in two halves, as in a zero-bubble pipeline."""
 
@@ -416,6 +421,8 @@ def key_of(part: RankPart, *, on_gpu: bool = False) -> TraceKey:
         part.context,
         switches_hash(),
         model_shapes(config).settings if is_elsewhere(config.model) else "",
+        config.layout.loss_chunks,
+        config.layout.channels_last,
     )
 
 
@@ -473,6 +480,10 @@ def tracer_of(key: TraceKey) -> tuple[BlockList, Callable[[nn.Module], MemoryTra
         untie(model)
     if key.context.size > 1:
         share_sequences(model, RingShare(PretendedRing(key.context.rank, key.context.size)))
+    if key.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if key.loss_chunks > 1:
+        chunk_loss(model, key.loss_chunks)
     if key.activation_plan:
         model.plan_activations(block_choices(key.activation_plan))
     tokens = key.sequence_length and key.sequence_length // key.context.size

@@ -40,6 +40,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
+from dlojz.by_hand.chunked_loss import knowing_targets
 from dlojz.models.foreign.elsewhere import ADAPTERS
 from dlojz.models.foreign.meta_checks import error_with_line
 from dlojz.prediction.shapes import FP32_BYTES
@@ -151,6 +152,7 @@ class MemoryTrace:
         output_of: storage that each module's forward returns.
         flops_of: floating-point operations of both passes, by block; under an empty name those of no block.
         gradient_of: storage of the gradient of each block's output, in a trace of a backward in two halves.
+        products: storages that a matrix product, a convolution or attention has made.
     """
 
     events: tuple[Allocation | TraceMark, ...]
@@ -161,6 +163,7 @@ class MemoryTrace:
     output_of: dict[str, int]
     flops_of: dict[str, int] = field(default_factory=dict, compare=False)
     gradient_of: dict[str, int] = field(default_factory=dict)
+    products: frozenset[int] = frozenset()
 
     @property
     def flops(self) -> int:
@@ -208,6 +211,7 @@ class Follower(StorageTracker):
         self.on_gpu = False
         self.ignored: set[int] = set()
         self.flops_of: Counter[str] = Counter()
+        self.products: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         in_place = self.sums_in_place(func, args)
@@ -215,12 +219,14 @@ class Follower(StorageTracker):
         if in_place:
             self.take_over(args[0].untyped_storage(), result.untyped_storage())
             self.events.append(Allocation(self.see(result), 0, self.phase, self.module))
-        self.flops_of[".".join(self.module.split(".")[:2])] += flops_of(func, args, kwargs or {}, result) or 0
+        flops = flops_of(func, args, kwargs or {}, result)
+        self.flops_of[".".join(self.module.split(".")[:2])] += flops or 0
         # A GPU keeps the mean and the deviation of a normalisation in fp32, whatever its input.
         statistics = self.on_gpu and func is torch.ops.aten.native_layer_norm.default
         for number, tensor in enumerate(tree_leaves(result)):
             if isinstance(tensor, Tensor):
-                self.see(tensor, FP32_BYTES // tensor.element_size() if statistics and number else 1)
+                storage = self.see(tensor, FP32_BYTES // tensor.element_size() if statistics and number else 1)
+                self.products |= {storage} if flops is not None and self.phase == "forward" else set()
         return result
 
     @property
@@ -507,8 +513,10 @@ def _traced(
             follower.phase = "forward"
             casts = compute in ("bf16", "bf16-true")
             batch = tree_map(lambda x: x.to(HalfType) if casts and x.is_floating_point() else x, fake_inputs)
+            if any(_has_channels_last(parameter) for parameter in parameters.values()):
+                batch = tuple(x.contiguous(memory_format=torch.channels_last) for x in batch)  # as the engine does
             with modes:
-                with around, _autocast(compute):
+                with around, _autocast(compute), knowing_targets(module, *compared or (None,)):
                     output = module(*batch)
                 value = loss(output, *compared)
             del output, batch
@@ -534,6 +542,7 @@ def _traced(
         follower.output_of,
         dict(follower.flops_of),
         follower.gradient_of if halves is not None else {},
+        frozenset(follower.products),
     )
 
 
@@ -587,6 +596,11 @@ class _Halves:
                     follower.events.append(TraceMark("ready", name, follower.see(parameter.grad)))
 
 
+def _has_channels_last(tensor: Tensor) -> bool:
+    """Tell whether a convolution's weight lies so in memory, and in no other order too, as one of 1 × 1 does."""
+    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+
+
 def _sum_of_all(output: Any) -> Tensor:
     tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not tensors:
@@ -619,6 +633,8 @@ def _as_fake(module: nn.Module, mode: FakeTensorMode, compute: Compute) -> Itera
             casts = compute == "bf16" or (compute == "bf16-true" and not is_adapter)
             dtype = HalfType if casts and tensor.is_floating_point() else tensor.dtype
             fake_tensor = torch.empty(tensor.shape, dtype=dtype, device="cpu")
+            if _has_channels_last(tensor):
+                fake_tensor = fake_tensor.contiguous(memory_format=torch.channels_last)
             if isinstance(tensor, nn.Parameter):
                 fake_tensor = nn.Parameter(fake_tensor, requires_grad=tensor.requires_grad)
             fakes[id(tensor)] = fake_tensor

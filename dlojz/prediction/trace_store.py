@@ -37,6 +37,7 @@ SOURCES: Final = (
     "models",
     "by_hand/tensor",
     "by_hand/activation_offload.py",
+    "by_hand/chunked_loss.py",
     "by_hand/context_parallel.py",
     "by_hand/ring_attention.py",
     "cost_model/launched_operators.py",
@@ -119,6 +120,7 @@ def to_data(trace: MemoryTrace) -> dict[str, Any]:
         "events": events,
         "kept": sorted(trace.kept),
         "on_host": sorted(trace.on_host),
+        "products": sorted(trace.products),
         "bytes_of": list(trace.bytes_of.items()),
         "module_of": [[storage, number(name)] for storage, name in trace.module_of.items()],
         "output_of": [[number(name), storage] for name, storage in trace.output_of.items()],
@@ -150,6 +152,7 @@ def from_data(data: dict[str, Any]) -> MemoryTrace:
         {names[name]: int(storage) for name, storage in data["output_of"]},
         {str(block): int(flops) for block, flops in data["flops_of"].items()},
         {names[name]: int(storage) for name, storage in data["gradient_of"]},
+        frozenset(data["products"]),
     )
 
 

@@ -31,6 +31,7 @@ from dlojz import data as datasets
 from dlojz import models
 from dlojz.base.errors import LabError
 from dlojz.base.machine import StopRequest, ignore_stop_signal
+from dlojz.by_hand.chunked_loss import chunk_loss
 from dlojz.by_hand.context_parallel import own_tokens
 from dlojz.config.fields import block_choices
 from dlojz.config.run_config import RunConfig
@@ -238,14 +239,15 @@ def init_process_group(folder: Path, device: torch.device, rank: int, world_size
 
 def open_dataset(config: RunConfig) -> Any:
     """Open the data set of a run, its samples as the model reads them."""
-    spec = models.spec(config.model)
+    spec = models.spec(config.built_model)
+    tokens, targets = config.sequence_length, config.target_length
     return datasets.load(
         config.data_name,
         family=spec.family,
         num_classes=config.num_classes,
         seed=config.seed,
         image_size=config.image_size,
-        sequence_length=config.sequence_length,
+        sequence_length=(tokens, targets) if tokens and targets else tokens,
         data_root=config.data_root,
         example=spec.example,
     )
@@ -269,7 +271,8 @@ def open_batches(config: RunConfig, dp_rank: int, first_step: int = 0, *, cp_ran
     )
     workers = 4 if config.data_name == "imagenet" else 0
     batches = micro_batches(dataset, sampler, num_workers=workers, worker_init_fn=ignore_stop_signal)
-    length_of = partial(length_at, config) if config.sequence_length is not None else None
+    cuts = config.sequence_length is not None and config.target_length is None
+    length_of = partial(length_at, config) if cuts else None
     token_slice = partial(own_tokens, rank=cp_rank, size=layout.cp, order="zigzag") if layout.cp > 1 else None
     return CutToLength(batches, length_of, micro_batches=layout.micro_batches, first_step=first_step, own=token_slice)
 
@@ -285,6 +288,8 @@ def build_model(config: RunConfig) -> torch.nn.Module:
         checkpointing=config.layout.checkpointing,
         routing=config.routing,
     )
+    if config.layout.loss_chunks > 1:
+        chunk_loss(model, config.layout.loss_chunks)
     if config.layout.activation_plan:
         model.plan_activations(block_choices(config.layout.activation_plan))
     for _, mixture in mixtures(model):

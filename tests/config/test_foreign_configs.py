@@ -58,6 +58,13 @@ MEANT: dict[str, tuple[str, dict[str, Any], list[str], dict[str, Any]]] = {
     "axolotl-8b-fsdp.yaml": ("axolotl", {"gpus": 8}, [], {"zero": 3, "micro_batch": 2, "micro_batches": 4}),
     "axolotl-70b-qlora.yaml": ("axolotl", {"gpus": 8}, [], {"zero": 3, "micro_batches": 4}),
     "axolotl-8b-lora.yml": ("axolotl", {"gpus": 8}, [], {"zero": 0, "micro_batch": 2}),
+    "llamafactory-8b-lora.yaml": ("trainer", {"gpus": 8}, [], {"zero": 0, "micro_batches": 8}),
+    "llamafactory-7b-full.yaml": ("trainer", {"gpus": 8}, [], {"zero": 3, "engine": "deepspeed", "micro_batches": 2}),
+    "deepspeed-chat.sh": ("deepspeed_chat", {"gpus": 8}, [], {"zero": 3, "micro_batch": 4, "checkpointing": "full"}),
+    "trainer-inline.json": ("trainer", {"gpus": 8}, [], {"zero": 2, "offload": "optimizer", "engine": "deepspeed"}),
+    "ds-stage2.json": ("deepspeed", {**LLAMA, "gpus": 8}, [], {"zero": 2, "offload": "optimizer"}),
+    # 32 nodes of 8, 256 / 4 replicas; 1024 / (64 · 2).
+    "nemotron-15b.yaml": ("megatron", {}, [], {"dp": 64, "tp": 4, "micro_batches": 8, "sequence_parallel": True}),
     "trl-olympic.yaml": ("trainer", {"gpus": 8}, [], {"dp": 8, "micro_batch": 2, "micro_batches": 8}),
     "handbook-mistral.yaml": ("trainer", {"gpus": 8}, [], {"micro_batches": 4, "checkpointing": "full"}),
     "trainer-args.json": ("trainer", {}, [], {"dp": 8, "micro_batch": 4, "micro_batches": 2}),
@@ -75,7 +82,8 @@ def test_foreign_run_of_public_configurations(name: str, tmp_path: Path) -> None
     run = foreign_run(config, **overrides)
     assert {field: run.layout[field] for field in layout} == layout
     assert run.failures == ()
-    assert run.undescribed == {"axolotl-70b-qlora.yaml": ("QLoRA",), "axolotl-8b-lora.yml": ("LoRA",)}.get(name, ())
+    adapters = {"axolotl-70b-qlora.yaml": "QLoRA", "axolotl-8b-lora.yml": "LoRA", "llamafactory-8b-lora.yaml": "LoRA"}
+    assert run.undescribed == ((adapters[name],) if name in adapters else ())
 
 
 def test_foreign_configs_are_at_least_thirty_and_all_programs_are_there() -> None:
@@ -283,3 +291,51 @@ def test_foreign_run_reads_flags_of_stages_overlap_and_experts(words: str, tmp_p
     for expected, sentences in ((failures, run.failures), (undescribed, run.undescribed)):
         assert len(sentences) == len(expected), sentences
         assert all(part in sentence for part, sentence in zip(expected, sentences, strict=True)), sentences
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "undescribed"),
+    [
+        ("llamafactory-8b-lora.yaml", {}, "LoRA"),
+        ("llamafactory-7b-full.yaml", {"ds_z3_config": "mine"}, "mine.json says, which the file names"),
+        ("deepspeed-chat.sh", {"ZERO_STAGE=3": "ZERO_STAGE=$2"}, "--zero_stage $2 stands for"),
+        ("axolotl-8b-fsdp.yaml", {"gradient_checkpointing: true": "gradient_checkpointing: maybe"}, "maybe stands for"),
+    ],
+)
+def test_foreign_run_gives_no_figures_where_what_decides_them_is_not_known(
+    tmp_path: Path, name: str, changes: dict[str, str], undescribed: str
+) -> None:
+    text = FILES[name]
+    for before, after in changes.items():
+        assert before in text
+        text = text.replace(before, after)
+    (tmp_path / name).write_text(text)
+    assert undescribed in " ".join(foreign_run(read_foreign(tmp_path / name), gpus=8).undescribed)
+
+
+def test_foreign_run_takes_what_the_trainer_fills_in_from_the_trainer(tmp_path: Path) -> None:
+    """`auto` alone is the precision of its key; beside the trainer's own key it is that of the trainer."""
+    for name, precision, assumed in (("ds-stage2.json", "fp16", 1), ("trainer-inline.json", "fp16", 0)):
+        (tmp_path / name).write_text(FILES[name].replace('"bf16": true, "fp16": false', '"bf16": true'))
+        run = foreign_run(read_foreign(tmp_path / name), **LLAMA, gpus=8)
+        assert run.precision == precision
+        assert sum("filled in by the program" in text for text in run.assumed) == assumed
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "precision"),
+    [
+        ("handbook-mistral.yaml", "torch_dtype: bfloat16", "bf16-true"),
+        ("handbook-mistral.yaml", "", "bf16"),
+        ("handbook-mistral.yaml", "torch_dtype: bfloat16\nfsdp: full_shard", "bf16"),
+        ("llamafactory-7b-full.yaml", "pure_bf16: true", "bf16"),
+    ],
+)
+def test_foreign_run_keeps_weights_in_bf16_where_nothing_shards_them(
+    tmp_path: Path, name: str, fields: str, precision: str
+) -> None:
+    """FSDP and DeepSpeed train a copy in fp32 of what is loaded in bf16."""
+    (tmp_path / name).write_text(f"{FILES[name]}\n{fields}\n")
+    run = foreign_run(read_foreign(tmp_path / name), gpus=8)
+    assert run.run_fields()["precision"] == precision
+    assert any("stay in bf16" in text for text in run.assumed) is (precision == "bf16-true")

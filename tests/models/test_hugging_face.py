@@ -14,9 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
 
 from dlojz import models, predict
 from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
 from dlojz.config.run_config import RunConfig
 from dlojz.display.memory_tables import input_sentence
 from dlojz.models.foreign import meta_checks
@@ -135,6 +137,57 @@ def test_input_sentence_has_the_number_of_labels(tmp_path: Path) -> None:
     name = written(tmp_path, {**BERT, "num_labels": 7}, "BertForTokenClassification")
     assert "BertForTokenClassification, 7 classes;" in input_sentence(RunConfig.of(model=name))
     assert models.describe(name).parameters == parameters(tmp_path, "BertForTokenClassification")
+
+
+T5 = {
+    **{"model_type": "t5", "d_model": 64, "d_ff": 128, "d_kv": 16, "num_heads": 4, "num_layers": 2, "vocab_size": 256},
+    **{"dropout_rate": 0.0, "decoder_start_token_id": 0},
+}
+
+
+@pytest.mark.parametrize(("source", "target"), [(48, 16), (16, 48)])
+def test_target_length_forecasts_a_decoder_that_is_shorter_or_longer(tmp_path: Path, source: int, target: int) -> None:
+    """Peak of a training in plain torch, and its FLOPs; the loss keeps a few scalars more there."""
+    fields = {"sequence_length": source, "target_length": target}
+    config = transformers.AutoConfig.from_pretrained(written(tmp_path, T5, "T5ForConditionalGeneration")[3:])
+    model = transformers.T5ForConditionalGeneration._from_config(config)
+    inputs = {"input_ids": torch.ones(SAMPLES, source).long(), "labels": torch.ones(SAMPLES, target).long()}
+    assert 0 <= measured_peak(model, inputs) - predicted_peak(f"hf:{tmp_path}", **fields, sized=True) <= 32
+    with FlopCounterMode(display=False) as counter:
+        model(**inputs).loss.backward()
+    run = RunConfig.of(model=f"hf:{tmp_path}", micro_batch=SAMPLES, **fields)
+    # torch's counter knows no fused attention of a CPU, the one from decoder to encoder: 2 products forward and 5
+    # backward in each of 2 layers with 4 heads of 16.
+    fused_flops = 2 * 7 * 2 * SAMPLES * 4 * 16 * source * target
+    assert predict(run).step_flops == counter.get_total_flops() + fused_flops
+    assert f"targets of {target} tokens" in input_sentence(run)
+
+
+def test_target_length_of_whisper_is_that_of_its_text(tmp_path: Path) -> None:
+    """Ten words of text in place of 32, of which the decoder alone reads less: 22 × 300 logits at 4 bytes, at least."""
+    name = written(tmp_path, WHISPER, "WhisperForConditionalGeneration")
+    fewer_bytes = predicted_peak(name, sized=True, data="example") - predicted_peak(
+        name, sized=True, data="example", target_length=10
+    )
+    assert fewer_bytes > SAMPLES * 22 * 300 * 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "english", "french"),
+    [
+        ({"model": "gpt_tiny"}, "was received with model='gpt_tiny'", "prenez hf:DOSSIER"),
+        ({"curriculum": "linear"}, "was received with curriculum='linear'", "aucun curriculum"),
+        ({}, "LlamaForCausalLM of .*, which has no decoder", "n’a pas de décodeur"),
+    ],
+)
+def test_target_length_is_refused_without_a_decoder(
+    tmp_path: Path, fields: dict[str, Any], english: str, french: str
+) -> None:
+    run = {"model": written(tmp_path, LLAMA, "LlamaForCausalLM"), "target_length": 16, **fields}
+    for language, words in (("en", english), ("fr", french)):
+        use_language(language)
+        with pytest.raises(LabError, match=words):
+            predict(RunConfig.of(**run))
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

@@ -7,17 +7,22 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dlojz import hardware, predict
+from dlojz import hardware, models, predict
 from dlojz.base.errors import LabError
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig
+from dlojz.models.blocks import mean_loss
+from dlojz.models.meta import sample_inputs, targets_shape
+from dlojz.models.sizes import GPTSize
 from dlojz.pipeline.partition import stage_bounds
 from dlojz.prediction.allocator import replay
 from dlojz.prediction.engine_memory import Compressed, Ledger
-from dlojz.prediction.forecast import forecast, heaviest
+from dlojz.prediction.forecast import CompiledRange, forecast, heaviest
+from dlojz.prediction.model_trace import trace_of
 from dlojz.prediction.rules_of_thumb import Shape, layer_bytes
 from dlojz.prediction.shapes import RankPart, model_shapes
 from dlojz.results.footprint import CATEGORIES, STATES
@@ -286,3 +291,45 @@ def test_torchtitan_s_reserved_memory(fields: dict[str, Any], read_gib: float) -
     told = forecast(config, 0, "h100")
     assert -0.07 < (told.expandable_reserved_bytes or 0) / 2**30 / read_gib - 1 < 0
     assert (told.expandable_reserved_bytes or 0) < (told.memory.reserved_bytes or 0)
+
+
+def test_compiled_range_begins_with_the_products_that_backward_reads() -> None:
+    """Of each of gpt_tiny's blocks queries, keys, values, what attention gives and its sums, and the wide layer."""
+    (samples, tokens), size = (4, 128), models.spec("gpt_tiny").size
+    assert isinstance(size, GPTSize)
+    wide = 8 * size.width + size.num_heads  # 3 + 1 + 4 widths
+    kept_bytes = 4 * samples * tokens * (size.depth * wide + 256)  # and the logits
+    for micro_batches in (1, 2):
+        told = forecast(RunConfig.of(model="gpt_tiny", micro_batch=samples, micro_batches=micro_batches))
+        memory, compiled = told.memory, told.compiled
+        assert told.kept_products_bytes == kept_bytes and memory.gradients_bytes and memory.peak_bytes
+        added_bytes = (micro_batches - 1) * memory.gradients_bytes
+        assert compiled.low_bytes == memory.states_bytes - memory.gradients_bytes + kept_bytes + added_bytes
+        assert added_bytes < compiled.high_bytes - memory.peak_bytes < added_bytes + 0.006 * memory.peak_bytes
+
+
+def test_compiled_range_fits_only_where_both_ends_do() -> None:
+    low, high = (forecast(RunConfig.of(model="gpt_tiny")).compiled._replace(limit_bytes=1, beside_bytes=10**9)[:2])
+    for limit, fits in ((low - 1, False), (low, None), (high - 1, None), (high, True)):
+        assert CompiledRange(low, high, 7, limit + 7).fits is fits
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("model", ["gpt_tiny", "coatnet_tiny"])
+def test_compiled_range_holds_what_torch_compile_keeps(model: str) -> None:
+    """Bytes of all that the compiled graph of a model and its loss saves for backward, states left out."""
+    config = RunConfig.of(model=model, micro_batch=4)
+    sizes = {"image_size": config.image_size, "sequence_length": config.sequence_length}
+    trained = models.build(model, **sizes, num_classes=config.num_classes)
+    numbers = sample_inputs(model, 4, **sizes, device="cpu")
+    inputs = torch.rand(numbers.shape) if numbers.is_floating_point() else torch.zeros_like(numbers)
+    targets = torch.zeros(targets_shape(model, 4, config.sequence_length), dtype=torch.long)
+    # Dynamo, autograd and the partitioner are inductor's; its code generator is left out.
+    compiled = torch.compile(lambda x, y: mean_loss(trained(x), y), backend="aot_eager_decomp_partition")
+    states = {one.untyped_storage().data_ptr() for one in (*trained.parameters(), *trained.buffers())}
+    graph = compiled(inputs, targets).grad_fn
+    assert "CompiledFunction" in type(graph).__name__  # one graph, without a break
+    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in graph.saved_tensors}
+    saved_bytes = sum(num_bytes for pointer, num_bytes in storages.items() if pointer not in states)
+    trace = trace_of(RankPart(config))
+    assert forecast(config).kept_products_bytes <= saved_bytes <= 1.005 * trace.saved_bytes

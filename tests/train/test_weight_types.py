@@ -66,6 +66,13 @@ RUNS |= {
 }
 RUNS["true-gpt-by-hand"] = {**RUNS["true-gpt"], **LAYOUTS["-by-hand"]}
 RUNS["true-gpt-in-backward"] = {**RUNS["true-gpt"], "micro_batches": 1, "engine": "single", "update": "in_backward"}
+LAST: dict[str, Any] = {**SMALL, "channels_last": True, "image_size": 64}
+RUNS |= {
+    "last-coatnet": {**LAST, "model": "coatnet_tiny", "micro_batches": 2},
+    "last-coatnet-ddp": {**LAST, "model": "coatnet_tiny", "dp": 2},
+    "last-convnext": {**LAST, "model": "timm:convnext_atto"},
+    "last-resnet-bf16": {**LAST, "model": "torchvision:resnet18", "precision": "bf16"},
+}
 TRAINED_AT_NIGHT = True  # see tests/conftest.py
 
 
@@ -133,6 +140,8 @@ def test_states_equal_those_of_plain_torch(name: str) -> None:
             "prenez engine='torch'",
         ),
         ({"model": "gpt_tiny", "precision": "bf16-true", "tp": 2}, "tp=2 was received: use tp=1", "prenez tp=1"),
+        ({"model": "gpt_tiny", "channels_last": True}, "model='gpt_tiny' was received", "prenez model="),
+        ({"model": "coatnet_tiny", "channels_last": True, "dp": 2, "zero": 3}, "use zero=0", "prenez zero=0"),
         ({"model": "gpt_tiny", "precision": "bf16-true", "optimizer": "lamb"}, "use optimizer='adamw'", "'adamw'"),
     ],
 )
@@ -177,3 +186,12 @@ def test_predict_halves_the_states_with_true_bf16() -> None:
     memory = predict(RunConfig.of(model="gpt2", precision="bf16-true", micro_batch=1)).memory
     assert (memory.weights_bytes, memory.gradients_bytes) == (2 * parameters, 2 * parameters)
     assert memory.optimizer_bytes == 4 * parameters + 4 * tensors
+
+
+def test_predict_with_channels_last_holds_a_copy_of_the_images() -> None:
+    """A micro-batch of 4 · 3 · 64² numbers is read with channels first, and copied; all of CoAtNet keeps the order."""
+    first, last = (
+        predict(RunConfig.of(model="coatnet_tiny", micro_batch=4, channels_last=channels_last)).memory.peak_bytes or 0
+        for channels_last in (False, True)
+    )
+    assert last - first == 4 * 4 * 3 * 64 * 64

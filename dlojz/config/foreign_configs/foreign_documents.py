@@ -146,7 +146,9 @@ def _yaml(text: str) -> Entries:
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:  # among them tags that would build objects, and several documents
-        raise ValueError(str(getattr(error, "problem", None) or error)) from None
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise ValueError(str(getattr(error, "problem", None) or error) + line) from None
     if not isinstance(content, dict):
         raise ValueError(sentence("no_key"))
     return list(_flat(content)), []

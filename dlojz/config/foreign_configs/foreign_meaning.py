@@ -36,6 +36,12 @@ _OFFLOADS: Final = ("none", "optimizer", "parameters")
 MOST_WHOLE: Final = 2**24
 MOST_GPUS: Final = 2**20
 INTERLEAVED: Final = "interleaved"
+DECISIVE: Final = ("zero", "deepspeed_file", "adapter", "checkpointing", "offload")
+"""Fields without which no figure is given, where the value of their key is not known."""
+INLINE: Final = "deepspeed."
+"""First letters of the keys of DeepSpeed's JSON where another program's file holds it."""
+_STAGE: Final = re.compile(r"(?:zero|stage|z)[_-]?([0-3])(?![0-9])")
+"""ZeRO stage in the name of a file."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,7 @@ class ForeignConfig:
         fields: what it says, by our names; what it leaves open has the program's default.
         origins: field → key and value that say it.
         switched: keys that are on, for those that exclude one another.
+        unheeded: fields that a key would set, with a sentence where its value is not known here.
     """
 
     program: Program
@@ -117,6 +124,7 @@ class ForeignConfig:
     fields: Mapping[str, Any]
     origins: Mapping[str, tuple[str, Any]]
     switched: frozenset[str]
+    unheeded: tuple[tuple[str, str], ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -139,19 +147,34 @@ def read_foreign(path: str | Path) -> ForeignConfig:
     program = _program_of(document)
     fields: dict[str, Any] = dict(program.defaults)
     origins: dict[str, tuple[str, Any]] = {}
-    meanings, switched = [], set()
+    meanings, unheeded, switched = [], [], set()
     for key, value in document.entries:
-        plain = program.plain(key)
+        owner, plain = program, program.plain(key)
+        if plain.startswith(INLINE) and plain not in program.keys:  # DeepSpeed's JSON within the file
+            owner, plain = programs()["deepspeed"], plain.removeprefix(INLINE)
+            fields.setdefault("engine", "deepspeed")
         if value not in _OFF:
             switched.add(plain)
-        status, meaning, found_fields = _meaning(program, plain, value)
+        status, meaning, found_fields = _meaning(owner, plain, value)
+        if status == "unknown" and plain in owner.keys:
+            spec = owner.keys[plain]
+            name = spec if isinstance(spec, str) else spec["to"]
+            words = "valueless" if name in DECISIVE else "unheeded"
+            text = sentence(words, key=visible(key), value=shown_value(key, value), why=meaning)
+            unheeded.append((name, text))
         for name, converted in found_fields.items():
             # Parameters in the host's memory include the optimizer's states.
             if name == "offload" and _OFFLOADS.index(converted) < _OFFLOADS.index(fields.get(name, "none")):
                 continue
             fields[name], origins[name] = converted, (key, value)
         meanings.append(KeyMeaning(key, shown_value(key, value), status, meaning))
-    return ForeignConfig(program, document, tuple(meanings), fields, origins, frozenset(switched))
+    if (precision := fields.pop("auto", None)) and "precision" not in origins:  # DeepSpeed's trainer says it
+        fields["precision"] = precision
+        text = sentence("auto_precision", key=visible(origins["auto"][0]), value=precision)
+        unheeded.append(("precision", text))
+    return ForeignConfig(
+        program, document, tuple(meanings), fields, origins, frozenset(switched), tuple(dict.fromkeys(unheeded))
+    )
 
 
 def _program_of(document: ForeignDocument) -> Program:
@@ -181,7 +204,10 @@ def _meaning(program: Program, key: str, value: Any) -> Meaning:
     # The program's own files are known by their names.
     word = word if word in words else word.rpartition("/")[2]
     if word in words:
-        return "taken", f"{name} = {_plain_value(words[word])}", {name: words[word]}
+        meant = words[word]
+        if str(meant).startswith("auto "):  # what the program that reads the file fills in
+            name, meant = "auto", str(meant).removeprefix("auto ")
+        return "taken", f"{name} = {_plain_value(meant)}", {name: meant}
     if value in _OFF or value == "auto":
         return "effectless", sentence("auto" if value == "auto" else "unset"), {}
     unresolved = isinstance(value, str) and value.startswith("$")
@@ -285,6 +311,7 @@ class ForeignRun:
         undescribed: what it asks for that no figure here describes.
         failures: sentences: why the program itself would stop.
         warnings: the same where it goes on.
+        keeps_bf16: whether weights, gradients and states are bf16 themselves.
     """
 
     size: dict[str, Any]
@@ -299,10 +326,18 @@ class ForeignRun:
     undescribed: tuple[str, ...]
     failures: tuple[str, ...]
     warnings: tuple[str, ...]
+    keeps_bf16: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return asdict(self)
+
+    def run_fields(self) -> dict[str, Any]:
+        """Fields of a run of a model of the catalogue, for `RunConfig.of`."""
+        layout = {name: value for name, value in self.layout.items() if name != "schedule" or self.layout["pp"] > 1}
+        layout["chunks"] = layout["chunks"] if layout["chunks"] > 1 else None
+        precision = "bf16-true" if self.keeps_bf16 else "bf16" if self.precision == "fp8" else self.precision
+        return {**self.size, **layout, "precision": precision}
 
     def sentences(self) -> list[str]:
         """What was assumed, why the program itself would stop or warn, and what no figure describes."""
@@ -321,7 +356,7 @@ def foreign_run(config: ForeignConfig, **overrides: Any) -> ForeignRun:
         LabError: if the number of GPUs, the model or the length of its samples is said nowhere.
     """
     values = {**config.fields, **overrides}
-    assumed: list[str] = []
+    assumed = [text for name, text in config.unheeded if name not in DECISIVE]
     size = _size(config, values, overrides, assumed)
     _pipeline(values)
     gpus = _gpus(config, values, overrides, assumed)
@@ -339,12 +374,16 @@ def foreign_run(config: ForeignConfig, **overrides: Any) -> ForeignRun:
     # Without the flag Megatron cuts experts as it cuts all else.
     if known.get("experts") and layout["tp"] > 1 and (known.get("expert_tensor") or layout["tp"]) > 1:
         undescribed.append(sentence("cut_experts", tp=layout["tp"]))
+    undescribed += [text for name, text in config.unheeded if name in DECISIVE and name not in overrides]
     precision = "fp8" if known.get("fp8") else str(known.get("precision", "fp32"))
+    plain = (layout["engine"], known.get("zero") or 0, degrees) == ("torch", 0, 1)
+    keeps_bf16 = plain and precision == known.get("weights") == "bf16" and not undescribed
+    assumed += [sentence("true_weights")] if keeps_bf16 else []
     fused = known.get("fused_attention")
     steps = known.get("steps") or None
     return ForeignRun(
         size, layout, gpus, precision, columns, fused, bool(known.get("fused_loss")), steps, tuple(assumed),
-        tuple(undescribed), tuple(failures), tuple(warnings),
+        tuple(undescribed), tuple(failures), tuple(warnings), keeps_bf16,
     )  # fmt: skip
 
 
@@ -506,8 +545,7 @@ def _states(
         columns["eager"] = 1
     if known.get("ac_option") == 2:
         assumed.append(sentence("second_layer"))
-    if path := known.get("unread"):
-        assumed.append(sentence("unread", path=shown_value("", path)))
+    engine = _of_named_file(known, assumed) or engine
     optimizer, usual = known.get("optimizer"), config.program.defaults.get("optimizer")
     if optimizer != usual:
         assumed.append(sentence("optimizer", usual=usual, optimizer=optimizer))
@@ -528,6 +566,19 @@ def _states(
     if degrees["pp"] > 1 and known.get("schedule"):
         layout["schedule"] = known["schedule"]
     return layout, columns
+
+
+def _of_named_file(known: dict[str, Any], assumed: list[str]) -> str:
+    """Take the stage of DeepSpeed's JSON that a file names from its name; no figures where that says none."""
+    if not (path := known.get("unread")):
+        return ""
+    stage = _STAGE.search(str(path).rpartition("/")[2].lower())
+    if stage is None:
+        known["undescribed"] = sentence("named_file", path=shown_value("", path))
+        return ""
+    known["zero"] = int(stage[1])
+    assumed.append(sentence("unread", path=shown_value("", path), stage=stage[1]))
+    return "deepspeed"
 
 
 def _failures(config: ForeignConfig, known: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -597,6 +648,8 @@ def change_lines(config: ForeignConfig, before: Mapping[str, Any], after: Mappin
     """
     lines = []
     changed = {name: value for name, value in after.items() if before.get(name) != value}
+    if any(config.origins[name][0].startswith(INLINE) for name in changed if name in config.origins):
+        return None  # a line of JSON within another file
     for name in ("dp", "schedule", "engine"):
         changed.pop(name, None)  # they follow from the others
     if "chunks" in changed and "layers_per_chunk" in config.origins:

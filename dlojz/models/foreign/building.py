@@ -20,8 +20,9 @@ from dlojz.models.blocks import BlockList, NestedBlocks
 from dlojz.models.catalogue import ModelSpec
 from dlojz.models.checkpointing import Checkpointing
 from dlojz.models.foreign.chain import chain_of, not_a_chain
-from dlojz.models.foreign.elsewhere import CHAIN, absolute_name
+from dlojz.models.foreign.elsewhere import CHAIN, absolute_name, target_length_of
 from dlojz.models.foreign.example import run_on
+from dlojz.models.foreign.hugging_face.task_modules import heads_of_logits
 from dlojz.models.foreign.meta_checks import built, check_loss, not_logits, said_when_slow, tried_on_meta
 from dlojz.models.foreign.sources import origin_of
 from dlojz.models.foreign.tensor_plan import find_plan
@@ -63,6 +64,7 @@ def _spec(name: str) -> ModelSpec:
         num_classes=origin.classes,
         image_size=origin.size if image else None,
         sequence_length=origin.size if origin.family == "text" else None,
+        target_length=target_length_of(name) if origin.family == "text" else None,
         in_channels=3 if image else None,
         example=origin.example,
         class_title=origin.title,
@@ -117,6 +119,7 @@ def _build(
         model = chain_of(name, module, parts, checkpointing, made_on_meta)
     else:
         model = NestedBlocks(module, parts, origin.loss)
+    model.logits_heads = heads_of_logits(module)
     model.tensor_plan = partial(tensor_plan, name, size, classes)
     model.parts = {path: module.get_submodule(path) for path in parts}
     return model

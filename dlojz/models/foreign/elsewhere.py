@@ -25,6 +25,7 @@ from dlojz.models.sizes import Size
 CHAIN = "chain:"
 """Before the name of a model from elsewhere: cut into a chain of blocks (`dlojz.models.foreign.chain`)."""
 _ADAPTED = re.compile(r"#lora=(\d+);([\w.,-]*);(\w+)$")
+_TARGET = re.compile(r"#target=(\d+)(?=#|$)")
 
 
 ADAPTERS = (".lora_A", ".lora_B")
@@ -56,9 +57,20 @@ class Adapters(NamedTuple):
         return f"#lora={self.rank};{','.join(self.targets)};{self.base}"
 
 
-def without_adapters(name: str) -> str:
-    """Return the name of a model without its adapters."""
-    return _ADAPTED.sub("", name)
+def target_ending(target_length: int | None) -> str:
+    """Write the tokens that a decoder reads beside an encoder as the end of a name, before adapters."""
+    return f"#target={target_length}" if target_length else ""
+
+
+def target_length_of(name: str) -> int | None:
+    """Read the tokens of each target off a name; None where it has none."""
+    parts = _TARGET.search(name)
+    return int(parts[1]) if parts else None
+
+
+def without_endings(name: str) -> str:
+    """Return the name of a model without its adapters and the length of its targets."""
+    return _TARGET.sub("", _ADAPTED.sub("", name))
 
 
 _reading: ContextVar[bool] = ContextVar("reading", default=False)
@@ -95,7 +107,7 @@ def is_taken_as_told(name: str) -> bool:
 def file_of(name: str) -> Path | None:
     """Return the file that a name points into: one's own, or a configuration; None for a model of a package."""
     name = name.removeprefix(CHAIN)
-    package, _, location = without_adapters(name).partition(":")
+    package, _, location = without_endings(name).partition(":")
     if is_own_file(name):
         return Path(name.rpartition(":")[0]).expanduser().resolve()
     if package != "hf":
@@ -109,8 +121,7 @@ def absolute_name(name: str) -> str:
     file = file_of(name)
     if file is None:
         return name
-    start, adapters = CHAIN if name.startswith(CHAIN) else "", Adapters.of(name)
-    ending = adapters.ending if adapters else ""
+    start, ending = CHAIN if name.startswith(CHAIN) else "", name.removeprefix(without_endings(name))
     return start + (f"{file}:{name.rpartition(':')[2]}" if is_own_file(name) else f"hf:{file}{ending}")
 
 

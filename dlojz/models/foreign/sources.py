@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from dlojz.base.language import refusal, say
-from dlojz.models.foreign.elsewhere import Adapters, check_execution, file_of, is_own_file
+from dlojz.models.foreign.elsewhere import Adapters, check_execution, file_of, is_own_file, target_length_of
 from dlojz.models.foreign.example import Batch, Example, check_batch, family_name
 from dlojz.models.foreign.hugging_face.configuration import read_configuration
 from dlojz.models.foreign.meta_checks import built, not_built, not_logits, tried_on_meta
@@ -51,7 +51,7 @@ def origin_of(name: str) -> Origin:
     if package == "torchvision":
         return origin_of_torchvision(model)
     if package == "hf" and (file := file_of(name)):
-        return _of_configuration(file, Adapters.of(name))
+        return _of_configuration(file, Adapters.of(name), target_length_of(name))
     raise refusal(
         en=f"unknown model {name!r}: a model from elsewhere is timm:NAME, torchvision:NAME, hf:FOLDER (or its "
         "config.json) or FILE.py:FUNCTION.",
@@ -60,10 +60,10 @@ def origin_of(name: str) -> Origin:
     )
 
 
-def _of_configuration(file: Path, adapters: Adapters | None) -> Origin:
+def _of_configuration(file: Path, adapters: Adapters | None, target_length: int | None) -> Origin:
     """Read a configuration of transformers as data; only architectures that transformers itself has are built."""
     package_of("transformers")
-    make, family, size, classes, loss, example, title, has_classes = read_configuration(file, adapters)
+    make, family, size, classes, loss, example, title, has_classes = read_configuration(file, adapters, target_length)
     return Origin(make, family, size, classes, loss, example, title=title, has_classes=has_classes)
 
 

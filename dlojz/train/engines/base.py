@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dlojz.by_hand.activation_offload import offload_of
+from dlojz.by_hand.chunked_loss import knowing_targets
 from dlojz.by_hand.context_parallel import RingShare, share_sequences
 from dlojz.by_hand.optimizers.in_backward import InBackward, MakeOptimizer
 from dlojz.by_hand.optimizers.lamb import Lamb
@@ -267,6 +268,8 @@ class Engine:
             for path, part in model.named_modules():
                 if path.endswith(ADAPTERS):
                     part.float()  # as peft leaves them, unlike DeepSpeed
+        if config.layout.channels_last:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.axes = Axes(config.layout, device)
         self.share = TensorShare(config, model, self.axes, loss_of(model))
         if config.layout.cp > 1:
@@ -302,7 +305,9 @@ class Engine:
         del is_last  # only engines that communicate need to know
         if self.config.precision == "bf16-true":
             inputs = tree_map(lambda tensor: tensor.bfloat16() if tensor.is_floating_point() else tensor, inputs)
-        with self.autocast(), self.activations():
+        if self.config.layout.channels_last:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)  # a copy beside what was read
+        with self.autocast(), self.activations(), knowing_targets(self.module, targets):
             logits = self.model(inputs)
         return self.loss(logits, targets)
 

@@ -54,8 +54,13 @@ class Configuration(NamedTuple):
     has_classes: bool = True
 
 
-def read_configuration(file: Path, adapters: Adapters | None = None) -> Configuration:
+def read_configuration(file: Path, adapters: Adapters | None = None, target_length: int | None = None) -> Configuration:
     """Find the class that a config.json names, and what it reads; it is built with these adapters.
+
+    Args:
+        file: the config.json.
+        adapters: put beside its layers; None for none.
+        target_length: tokens of each target, which its decoder reads; None for as many as of the source.
 
     Raises:
         LabError: it is no configuration, or names what transformers does not have or cannot run on example inputs.
@@ -76,6 +81,9 @@ def read_configuration(file: Path, adapters: Adapters | None = None) -> Configur
     config = built(title, configured)
     task = _task_of(model_class)
     note = assumptions_note(content)
+    has_decoder = "decoder_input_ids" in _arguments(model_class)
+    if target_length and not has_decoder:
+        raise _without_decoder(file, model_class.__name__, target_length)
     class_title = model_class.__name__
     if not content.get("architectures"):
         class_title += say(en=" (config.json names no class)", fr=" (config.json ne nomme pas de classe)")
@@ -83,32 +91,31 @@ def read_configuration(file: Path, adapters: Adapters | None = None) -> Configur
     def build(size: int, classes: int) -> nn.Module:
         ensure_grouped_products_on_meta()
         config = configured()
-        _resize(config, task, size, classes)
+        _resize(config, task, max(size, target_length or 0) if size else 0, classes)
         model = cast(nn.Module, model_class._from_config(config, dtype=torch.float32))  # not the file's type
         if adapters:
             adapt(model, adapters)
         return model
 
     if task == "IMAGE_CLASSIFICATION" and "pixel_values" in _arguments(model_class):
-        side = _side(config)
         return Configuration(
             lambda size, classes: Logits(build(size, classes), "pixel_values"),
-            "image", side, config.num_labels, None, None, class_title + note,
+            "image", _side(config), config.num_labels, None, None, class_title + note,
         )  # fmt: skip
     if task in (*_LOGITS, *_LABELLED) and not {"pixel_values", "input_features"} & set(_arguments(model_class)):
         text = config.get_text_config()
-        words = class_title
-        if task in _LABELLED[:2]:
-            labels = integer(config.num_labels)
-            words = say(en=f"{class_title}, {labels} classes", fr=f"{class_title}, {labels} classes")
-        if "decoder_input_ids" in _arguments(model_class):
+        words = class_title + (f", {integer(config.num_labels)} classes" if task in _LABELLED[:2] else "")
+        if target_length:
+            words += say(en=f", targets of {target_length} tokens", fr=f", cibles de {target_length} tokens")
+        elif has_decoder:
             words += say(en=", decoder as long as the encoder", fr=", décodeur aussi long que l’encodeur")
+        tokens = text_length(text)
         return Configuration(
-            lambda size, classes: Logits(build(size, classes)),
-            "text", text_length(text), text.vocab_size, losses(task, config), None, words + note,
+            lambda size, classes: Logits(build(size, classes), lengths=(size or tokens, target_length or 0)),
+            "text", tokens, text.vocab_size, losses(task, config), None, words + note,
         )  # fmt: skip
     try:
-        batch = batch_for(model_class, config, task, lambda: build(0, 0))  # 0: sizes as in the file
+        batch = batch_for(model_class, config, task, lambda: build(0, 0), target_length)  # 0: sizes as in the file
     except InputsError as error:
         raise no_forecast(file, model_class.__name__, str(error)) from error
     try:
@@ -272,6 +279,15 @@ def _resize(config: Any, task: str, size: int, classes: int) -> None:
             text.max_position_embeddings = size
     if task == "SEQUENCE_CLASSIFICATION" and getattr(text, "pad_token_id", None) is None:
         text.pad_token_id = 0  # as every training of it must: the last token that is no padding is classified
+
+
+def _without_decoder(file: Path, class_name: str, target_length: int) -> Exception:
+    return refusal(
+        en=f"target_length={target_length} was received with {class_name} of {file}, which has no decoder beside an "
+        "encoder: leave it out, and give the tokens of a sample as sequence_length.",
+        fr=f"target_length={target_length} a été reçu avec {class_name} de {file}, qui n’a pas de décodeur à côté d’un "
+        "encodeur : retirez-le, et donnez les tokens d’un échantillon par sequence_length.",
+    )
 
 
 def no_forecast(file: Path, class_name: str, reason: str) -> Exception:

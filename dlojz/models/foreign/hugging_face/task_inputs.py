@@ -73,7 +73,9 @@ def losses(task: str, config: Any) -> Callable[[Any, Tensor], Tensor] | None:
     return by_task.get(task)
 
 
-def batch_for(model_class: Any, config: Any, task: str, build: Callable[[], nn.Module]) -> dict[str, Tensor]:
+def batch_for(
+    model_class: Any, config: Any, task: str, build: Callable[[], nn.Module], target_length: int | None = None
+) -> dict[str, Tensor]:
     """Make a batch of two samples for a class's forward pass: its inputs, and labels where it takes them.
 
     Args:
@@ -81,6 +83,7 @@ def batch_for(model_class: Any, config: Any, task: str, build: Callable[[], nn.M
         config: its configuration.
         task: by `MODEL_FOR_{task}_MAPPING_NAMES`; empty for a class without a head.
         build: makes the model, on the meta device where one is asked how many tokens an image takes.
+        target_length: tokens that a decoder reads beside an encoder; None for all that it has positions for.
 
     Raises:
         InputsError: none are known.
@@ -123,9 +126,9 @@ def batch_for(model_class: Any, config: Any, task: str, build: Callable[[], nn.M
         # True masks a patch; here all are masked, (B, patches).
         batch["bool_masked_pos"] = torch.ones(SAMPLES, (side // patch) ** 2, dtype=torch.bool)
     if "labels" in names:
-        batch |= _labels(config, task, batch)
+        batch |= _labels(config, task, batch, target_length)
     elif "decoder_input_ids" in names:
-        batch["decoder_input_ids"] = torch.zeros(SAMPLES, text_length(text), dtype=torch.long)
+        batch["decoder_input_ids"] = torch.zeros(SAMPLES, target_length or text_length(text), dtype=torch.long)
     return batch
 
 
@@ -154,7 +157,7 @@ def _sound(config: Any, names: set[str], modes: set[str], main: str) -> dict[str
     return {"input_features": torch.zeros(SAMPLES, min(positions, 100 * SECONDS_OF_SOUND), bins)}
 
 
-def _labels(config: Any, task: str, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+def _labels(config: Any, task: str, batch: dict[str, Tensor], target_length: int | None) -> dict[str, Tensor]:
     """Make labels of the shape that a task's loss reads."""
     numbers = torch.zeros(SAMPLES, dtype=torch.long)
     classes = task in ("MULTIPLE_CHOICE", "NEXT_SENTENCE_PREDICTION", "AUDIO_XVECTOR") or (
@@ -166,7 +169,8 @@ def _labels(config: Any, task: str, batch: dict[str, Tensor]) -> dict[str, Tenso
         pixels = batch["pixel_values"]
         return {"labels": torch.zeros(SAMPLES, *pixels.shape[-2:], dtype=torch.long)}
     if task in ("SPEECH_SEQ_2_SEQ", "IMAGE_TEXT_TO_TEXT", "TEXT_RECOGNITION"):
-        return {"labels": torch.zeros(SAMPLES, text_length(config.get_text_config(decoder=True)), dtype=torch.long)}
+        length = target_length or text_length(config.get_text_config(decoder=True))
+        return {"labels": torch.zeros(SAMPLES, length, dtype=torch.long)}
     if classes:
         return {"labels": numbers}
     if task in ("", "PRETRAINING", "MASKED_IMAGE_MODELING", "BACKBONE"):

@@ -23,23 +23,46 @@ from torch.overrides import TorchFunctionMode
 
 
 class Logits(nn.Module):
-    """Model of transformers that reads one tensor and returns its logits; a decoder reads the encoder's tokens too."""
+    """Model of transformers that reads one tensor and returns its logits; a decoder reads the encoder's tokens too.
 
-    def __init__(self, model: nn.Module, reads: str = "input_ids") -> None:
+    Args:
+        model: of transformers.
+        reads: argument of its forward pass for the tensor.
+        lengths: tokens of the source and of the target, where the decoder reads other ones: the first of each row.
+    """
+
+    def __init__(self, model: nn.Module, reads: str = "input_ids", lengths: tuple[int, int] = (0, 0)) -> None:
         super().__init__()
         self.model = model
-        self._reads = reads
+        self._reads, self._lengths = reads, lengths
 
     def forward(self, x: Tensor) -> Any:
         """Tokens ``(B, T)`` or images ``(B, C, H, W)`` to logits; to two tensors where an answer's ends are found."""
         inputs = {self._reads: x, **_switches(self.model)}
         if "decoder_input_ids" in inspect.signature(self.model.forward).parameters and self._reads == "input_ids":
-            inputs["decoder_input_ids"] = x
+            source, target = self._lengths if self._lengths[1] else (x.shape[1], x.shape[1])
+            # Two tensors as a collator makes them, (B, S) and (B, T); a copy where the row is longer.
+            inputs |= {"input_ids": x[:, :source].contiguous(), "decoder_input_ids": x[:, :target].contiguous()}
         with without_values(not isinstance(x, Tensor) or _is_without_values(x)):  # or traced
             output = self.model(**inputs)
         if "start_logits" in output:
             return output.start_logits, output.end_logits
         return output.logits if "logits" in output else output[0]
+
+
+_AFTER_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
+"""Settings with which a model of transformers changes its logits after its head."""
+
+
+def heads_of_logits(module: nn.Module) -> tuple[nn.Linear, ...]:
+    """Find the layer whose output a `Logits` returns as it is for each token; empty where there is none."""
+    model: Any = getattr(module, "model", None)
+    if not isinstance(module, Logits) or not hasattr(model, "get_output_embeddings"):
+        return ()
+    head, text = model.get_output_embeddings(), model.config.get_text_config(decoder=True)
+    scaled = any(getattr(text, name, None) not in (None, 1, 1.0) for name in _AFTER_HEAD)
+    # T5 with a tied head scales what the head reads, which is before it.
+    return (head,) if isinstance(head, nn.Linear) and not scaled else ()
 
 
 class LossOfTask(nn.Module):
