@@ -6,9 +6,11 @@ byte that follows it.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,15 +28,17 @@ class Digits(Dataset):
     """
 
     def __init__(self, image_size: int) -> None:
-        from sklearn.datasets import load_digits
-
-        digits = load_digits()
+        # `load_digits` reads this file too, but importing it (SciPy, pandas) takes longer than importing torch.
+        if (package := find_spec("sklearn")) is None or package.origin is None:
+            raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
+        # (N, 65): 64 pixels, row by row, and the digit.
+        rows = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
         self._image_size = image_size
         # (N, 8, 8); grey levels 0 to 16 become 0 to 1.
-        grey_NHW = torch.from_numpy(digits.images).float() / 16
+        grey_NHW = torch.from_numpy(rows[:, :-1]).reshape(-1, 8, 8).float() / 16
         # (N, 1, 8, 8), with mean 0 and standard deviation 1 over all pixels.
         self._images_N1HW = ((grey_NHW - grey_NHW.mean()) / grey_NHW.std()).unsqueeze(1)
-        self._labels_N = torch.from_numpy(digits.target).long()
+        self._labels_N = torch.from_numpy(rows[:, -1]).long()
 
     def __len__(self) -> int:
         return len(self._labels_N)

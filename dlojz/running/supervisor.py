@@ -77,7 +77,6 @@ _STORE = "store"  # through which the ranks meet, see `dlojz.train.loop.init_pro
 _GPU_DEVICES = ("nvidia*", "kfd", "dxg")
 # The first optimizer of a process loads torch._dynamo, which takes as long as torch itself.
 _COMMON = ("torch", "torch._dynamo", "idr_torch")
-_OF_DATA = {"digits": ("sklearn.datasets",)}
 # Every ZeRO stage asks whether its optimizer is Muon, whose module brings torch's compiler.
 _OF_DEEPSPEED = ("deepspeed", "deepspeed.runtime.zero.stage_1_and_2", "deepspeed.runtime.zero.stage3")
 _OF_ZERO = ("deepspeed.runtime.zero.muon.muon_optimizer",)
@@ -169,7 +168,7 @@ def run_ranks(folder: Path, config: RunConfig, worker_module: str, stop: Callabl
 
 def common_modules(config: RunConfig) -> list[str]:
     """Return the modules that every rank of a run imports and that are none of this package."""
-    names = [*_COMMON, *_OF_DATA.get(config.data_name, ())]
+    names = [*_COMMON]
     if config.layout.engine == "deepspeed":
         names += [*_OF_DEEPSPEED, *(_OF_ZERO if config.layout.zero else ())]
     return names

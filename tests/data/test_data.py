@@ -13,16 +13,18 @@ from dlojz.data.sampling import MicroBatchSampler, micro_batches
 def test_digits_are_the_real_ones_scaled_up() -> None:
     from sklearn.datasets import load_digits
 
-    digits = data.load("digits", family="image", num_classes=10, image_size=64)
-    image_CHW, label = digits[7]
     original = load_digits()
-    assert len(digits) == len(original.images) == 1797
+    small = data.load("digits", family="image", num_classes=10, image_size=8)
+    grey = torch.from_numpy(original.images).float() / 16
+    assert len(small) == len(grey) == 1797
+    assert torch.equal(torch.stack([small[index][0][0] for index in range(1797)]), (grey - grey.mean()) / grey.std())
+    assert [int(small[index][1]) for index in range(1797)] == original.target.tolist()
+    image_CHW, label = data.load("digits", family="image", num_classes=10, image_size=64)[7]
     assert image_CHW.shape == (3, 64, 64)
     assert int(label) == original.target[7]
     # Averaging the enlarged image over 8×8 cells gives the small one back, up to the smoothing of the edges.
-    small = torch.nn.functional.adaptive_avg_pool2d(image_CHW[:1], 8)[0].flatten()
-    expected = torch.from_numpy(original.images[7]).float().flatten()
-    assert torch.corrcoef(torch.stack([small, expected]))[0, 1] > 0.97
+    averages = torch.nn.functional.adaptive_avg_pool2d(image_CHW[:1], 8)[0].flatten()
+    assert torch.corrcoef(torch.stack([averages, grey[7].flatten()]))[0, 1] > 0.97
 
 
 def test_synthetic_data_depends_on_index_and_seed_alone() -> None:

@@ -7,10 +7,7 @@ assertion that stands outside a test module: those here name theirs.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +24,8 @@ from dlojz.results.record import read_events
 from dlojz.runnable import check_runnable
 from dlojz.train.checkpoint_files import listing, verify
 from dlojz.train.checkpoint_tensors import CheckpointTensors
+from tests.train.matrix import do_in_forks
+from tests.train.resuming import do_all
 
 Fields = dict[str, Any]
 """What a configuration is made of, by `RunConfig.of`."""
@@ -53,16 +52,9 @@ class Runs:
     def do(self, jobs: list[Job], processes: int) -> None:
         listed = self.root / f"jobs-{processes}-{len(jobs)}-{len(list(self.root.iterdir()))}.json"
         listed.write_text(json.dumps(jobs))
-        script = str(Path(__file__).with_name("resuming.py"))
-        done = subprocess.run(
-            [sys.executable, script, str(listed), str(processes)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=900,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
+        folders = [Path(job.get("train") or job["to"]) for job in jobs]
+        configs = [RunConfig.from_json((folder / "config.json").read_text()) for folder in folders]
+        do_in_forks(do_all, listed, processes, configs)
 
     def told(self, name: str, event: str, key: str, rank: int = 0) -> list[Any]:
         found = read_events(self.root / name / "events" / f"rank-{rank}.jsonl")

@@ -1,8 +1,6 @@
-"""Trains, cuts off, goes on and carries over, all in the forked ranks of one process that has imported torch once.
+"""Trains, cuts off, goes on and carries over, all on ranks that are forked once.
 
-python resuming.py JOBS PROCESSES
-
-JOBS is a JSON list, done in order by all ranks:
+A file of jobs is a JSON list, done in order by all ranks:
     {"train": FOLDER}                     as FOLDER/config.json says, going on where there is a checkpoint
     {"train": FOLDER, "stop_after": 3}    the last rank is told to stop in that step
     {"train": FOLDER, "nan_at": 4}        on the last rank the loss of that step is no number
@@ -13,29 +11,22 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
-warnings.filterwarnings("ignore")
-sys.path.insert(0, str(Path(__file__).parent))
-import matrix  # noqa: E402
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
+import torch
+import torch.distributed as dist
 
-from dlojz.base.machine import StopRequest  # noqa: E402
-from dlojz.config.run_config import RunConfig  # noqa: E402
-from dlojz.results.record import EventLog  # noqa: E402
-from dlojz.running.worker import trainer_of  # noqa: E402
-from dlojz.train import loop  # noqa: E402
-from dlojz.train.checkpoint_files import (  # noqa: E402
-    CheckpointPolicy,
-    newest,
-)
-from dlojz.train.checkpoint_tensors import CheckpointTensors  # noqa: E402
-from dlojz.train.checkpoints import CheckpointManager  # noqa: E402
-from dlojz.train.engines import base  # noqa: E402
+from dlojz.base.machine import StopRequest
+from dlojz.config.run_config import RunConfig
+from dlojz.results.record import EventLog
+from dlojz.running.worker import trainer_of
+from dlojz.train import loop
+from dlojz.train.checkpoint_files import CheckpointPolicy, newest
+from dlojz.train.checkpoint_tensors import CheckpointTensors
+from dlojz.train.checkpoints import CheckpointManager
+from dlojz.train.engines import base
+from tests.train import matrix
 
 
 class StopAfter(StopRequest):
@@ -112,8 +103,3 @@ def do_all(jobs: Path, rank: int) -> None:
             train(job, rank, last)
         else:
             carry(job, rank)
-
-
-if __name__ == "__main__":
-    matrix.train_all = do_all
-    sys.exit(matrix.main(Path(sys.argv[1]), int(sys.argv[2])))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ from dlojz.planner.activation_budget import BudgetPlan, least_memory, plan_activ
 from dlojz.prediction.forecast import forecast
 from dlojz.results.footprint import Footprint
 from dlojz.results.record import read_events
+from tests.train.matrix import train
 
 SMALL = {"learning_rate": 0.01, "optimizer": "sgd", "steps": 2}
 MODELS: dict[str, dict[str, Any]] = {
@@ -41,14 +39,7 @@ def budgets() -> dict[str, BudgetPlan]:
 def prepare(folder: Path) -> None:
     configs = {name: plan.config for name, plan in budgets().items()}
     configs |= {f"{name}-kept": RunConfig.of(**flat) for name, flat in MODELS.items()}
-    for name, config in configs.items():
-        (folder / "1" / name).mkdir(parents=True)
-        (folder / "1" / name / "config.json").write_text(config.to_json())
-    command = [sys.executable, str(Path(__file__).with_name("matrix.py")), str(folder / "1"), "1"]
-    done = subprocess.run(
-        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    train(folder / "1", configs, 1)
 
 
 def events(prepared: Path, name: str, event: str) -> list[dict[str, Any]]:

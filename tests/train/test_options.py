@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,8 @@ from dlojz.by_hand.activation_offload import MINIMUM_BYTES, ActivationOffload
 from dlojz.config.run_config import RunConfig
 from dlojz.prediction.shapes import model_shapes
 from dlojz.prediction.states import offload_states, predict_states
+from dlojz.train.loop import init_process_group, save_weights
+from tests.train.matrix import do_in_forks, forget_deepspeed
 
 SMALL = {"image_size": 32, "micro_batch": 4, "learning_rate": 0.01, "optimizer": "sgd", "dp": 2}
 SELECTIVE, ACTIVATIONS = {"checkpointing": "selective"}, {"offload": "activations"}
@@ -100,10 +99,6 @@ def steps_of(config: RunConfig, rank: int) -> dict[str, Any]:
 
 def run_all(folder: Path, rank: int) -> None:
     """What one rank does: every case, one after the other."""
-    from matrix import forget_deepspeed
-
-    from dlojz.train.loop import init_process_group, save_weights
-
     torch.set_num_threads(1)
     init_process_group(folder, torch.device("cpu"), rank, 2)
     told = {}
@@ -130,15 +125,7 @@ class Ran:
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     folder = tmp_path_factory.mktemp("options")
-    done = subprocess.run(
-        [sys.executable, __file__, str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    do_in_forks(run_all, folder, 2, [RunConfig.of(**{**SMALL, **fields}) for fields in CASES.values()])
     return Ran(folder)
 
 
@@ -288,13 +275,3 @@ def test_activation_offload_is_followed_without_memory() -> None:
             logits.sum().backward()
             counted[-1] += (offload.moved_bytes,)
     assert counted[0] == counted[1]
-
-
-if __name__ == "__main__":
-    from matrix import fork_ranks
-
-    from dlojz.running.supervisor import load
-
-    for case in CASES.values():
-        load(RunConfig.of(**{**SMALL, **case}))
-    sys.exit(fork_ranks(run_all, Path(sys.argv[1]), 2))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from dlojz.results.footprint import Footprint
 from dlojz.results.record import RunRecord, Span, read_events
 from dlojz.runnable import check_runnable
 from dlojz.train.loop import offset_to_first
+from tests.train.matrix import train
 
 SMALL: dict[str, Any] = {
     "model": "coatnet_tiny",
@@ -95,16 +94,8 @@ FORECAST = [case(2, name) for name in PAIRS if not name.startswith("deepspeed")]
 
 
 def launch(folder: Path, configs: dict[str, dict[str, Any]], processes: int) -> None:
-    for name, fields in configs.items():
-        config = RunConfig.of(**{**SMALL, "pp": processes if processes > 1 else 1, **fields})
-        check_runnable(config)
-        (folder / name).mkdir(parents=True)
-        (folder / name / "config.json").write_text(config.to_json())
-    matrix = str(Path(__file__).with_name("matrix.py"))
-    command = [sys.executable, matrix, str(folder), str(processes)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    stages = {"pp": processes} if processes > 1 else {}
+    train(folder, {name: RunConfig.of(**{**SMALL, **stages, **fields}) for name, fields in configs.items()}, processes)
 
 
 def prepare(folder: Path) -> None:

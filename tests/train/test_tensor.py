@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,8 +16,8 @@ from dlojz.prediction.communication import boundary_bytes
 from dlojz.prediction.shapes import RankPart
 from dlojz.results.footprint import STATES, Footprint
 from dlojz.results.record import read_events
-from dlojz.runnable import check_runnable
 from tests.train.counted import GLOO_THREADS
+from tests.train.matrix import train
 
 COATNET = {"model": "coatnet_tiny", "image_size": 32}
 LLAMA = {"model": "llama_tiny", "image_size": None, "sequence_length": 16}
@@ -66,23 +63,11 @@ def config_for(fields: dict[str, Any]) -> RunConfig:
     return RunConfig.of(**{**SMALL, "micro_batches": SAMPLES // fields.get("dp", 1), **fields})
 
 
-def launch(folder: Path, configs: dict[str, RunConfig], processes: int) -> None:
-    for name, config in configs.items():
-        check_runnable(config)
-        (folder / name).mkdir(parents=True)
-        (folder / name / "config.json").write_text(config.to_json())
-    matrix = str(Path(__file__).with_name("matrix.py"))
-    command = [sys.executable, matrix, str(folder), str(processes)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
 def prepare(folder: Path) -> None:
     serial = {str(fields["model"]): config_for({**fields, "engine": "single"}) for fields in (COATNET, LLAMA)}
-    launch(folder / "1", serial, 1)
+    train(folder / "1", serial, 1)
     for processes, cases in ON.items():
-        launch(folder / str(processes), {name: config_for(fields) for name, fields in cases.items()}, processes)
+        train(folder / str(processes), {name: config_for(fields) for name, fields in cases.items()}, processes)
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import os
 import statistics
-import subprocess
-import sys
 from collections.abc import Iterable
 from functools import cache
 from itertools import combinations, product
@@ -22,6 +20,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.prediction.shapes import model_shapes
 from dlojz.results.footprint import STATES, Footprint
 from dlojz.results.record import read_events
+from tests.train.matrix import train
 
 SMALL = {
     "image_size": 32,
@@ -147,21 +146,7 @@ class Measured:
         self.root = root
 
     def run(self, configs: dict[str, dict[str, Any]], processes: int) -> None:
-        folder = self.root / f"{processes}"
-        for name, flat in configs.items():
-            (folder / name).mkdir(parents=True)
-            (folder / name / "config.json").write_text(RunConfig.of(**flat).to_json())
-        matrix = str(Path(__file__).with_name("matrix.py"))
-        command = [sys.executable, matrix, str(folder), str(processes)]
-        done = subprocess.run(
-            command,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=900,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
+        train(self.root / f"{processes}", {name: RunConfig.of(**flat) for name, flat in configs.items()}, processes)
 
     def folder(self, name: str, processes: int) -> Path:
         return self.root / f"{processes}" / name

@@ -241,7 +241,8 @@ def local(tensor: Tensor) -> Tensor:
 
 def locals_of(inventory: Inventory) -> Inventory:
     """Replace the tensors of an inventory by this rank's shards."""
-    return {category: [local(tensor) for tensor in tensors] for category, tensors in inventory.items()}
+    with torch.no_grad():  # as they are: autograd would make a view of each, several times in every traced step
+        return {category: [local(tensor) for tensor in tensors] for category, tensors in inventory.items()}
 
 
 def optimizer_states(optimizer: torch.optim.Optimizer) -> list[Tensor]:
