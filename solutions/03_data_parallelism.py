@@ -519,21 +519,21 @@ lab.predict(
 # %%ranks 64 --with ring_all_reduce
 from dlojz.by_hand import collectives
 
-group, sent = dist.group.WORLD, {}
+group, traffic = dist.group.WORLD, {}
 for name in ("ring", "tree"):
     x = torch.arange(6400.0) + rank
     expected, messages, sent_bytes = 64 * torch.arange(6400.0) + sum(range(64)), group.sent_messages, group.sent_bytes
     y = ring_all_reduce(x) if name == "ring" else collectives.run("tree_all_reduce", x)
     assert torch.equal(y, expected)
-    sent[name] = {"messages": group.sent_messages - messages, "bytes": group.sent_bytes - sent_bytes}
+    traffic[name] = {"messages": group.sent_messages - messages, "bytes": group.sent_bytes - sent_bytes}
 
 # %% name="reveal-tree-bytes"
-total_bytes = {name: sum(sent[name]["bytes"] for sent in ranks["sent"]) for name in ("ring", "tree")}
+total_bytes = {name: sum(traffic[name]["bytes"] for traffic in ranks["traffic"]) for name in ("ring", "tree")}
 lab.reveal("tree-bytes", total_bytes["tree"] / total_bytes["ring"])
 
 # %% name="busiest-rank"
 for name in ("ring", "tree"):
-    busiest = max((sent[name] for sent in ranks["sent"]), key=lambda sent: sent["bytes"])
+    busiest = max((traffic[name] for traffic in ranks["traffic"]), key=lambda traffic: traffic["bytes"])
     print(f"{name}: {integer(total_bytes[name])} | {integer(busiest['bytes'])} | {busiest['messages']}")
 
 # %% [markdown] lang="fr"

@@ -438,8 +438,10 @@ def stage_memory(
     # What differs is chosen, states and reserve are the same at each moment.
     at_loss, in_layer, at_end = (state_bytes + kept + edges + alive + reserve for kept, edges, alive in moments)
     later, last = in_layer > at_loss, at_end > np.maximum(at_loss, in_layer)
-    peaks = (np.where(last, end, np.where(later, layer, loss)) for loss, layer, end in zip(*moments, strict=True))
-    return Memories(*states, *peaks, reserve, host)
+    kept_bytes, edge_bytes, live_bytes = (
+        np.where(last, end, np.where(later, layer, loss)) for loss, layer, end in zip(*moments, strict=True)
+    )
+    return Memories(*states, kept_bytes, edge_bytes, live_bytes, reserve, host)
 
 
 def loss_bytes(size: DecoderSize, layouts: Layouts, split: Reals) -> Reals:

@@ -555,6 +555,7 @@ def unpack(
 
 
 def described(error: BaseException) -> dict[str, Any]:
+    """Describe an exception: `name`, `message`, `kind` of a fault between ranks, and the student's `lines`."""
     message = ""
     with suppress(Exception):  # __str__ may be a student's own
         message = str(error)

@@ -68,7 +68,7 @@ class _RankWorld(distributed_c10d._World):
 class _WorldOfTheRank:
     """In the place of torch's `_world`: that of the rank which has the baton."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: ThreadExchange) -> None:
         vars(self)["exchange"] = exchange
 
     def __getattr__(self, name: str) -> Any:
@@ -96,7 +96,7 @@ class _Message(Pending):
         self.source = -1
 
 
-class Exchange:
+class ThreadExchange:
     """All groups of the ranks of this process, and what each rank calls.
 
     Args:
@@ -254,23 +254,23 @@ def _from_anyone(call: Call) -> bool:
     return call["op"] == "recv" and "peer" not in call
 
 
-_current: list[Exchange] = []
+_current: list[ThreadExchange] = []
 
 
-def _exchange() -> Exchange:
+def _exchange() -> ThreadExchange:
     return _current[-1]
 
 
-def exchange_of(size: int, on_switch: Callable[[int], None]) -> Exchange:
+def exchange_of(size: int, on_switch: Callable[[int], None]) -> ThreadExchange:
     """Make this process that of `size` ranks."""
-    _current[:] = [Exchange(size, on_switch)]
+    _current[:] = [ThreadExchange(size, on_switch)]
     return _current[0]
 
 
 class ThreadWork(dist.Work):
     """Work of torch: a call that goes on, or is done."""
 
-    def __init__(self, exchange: Exchange, pending: Pending, call: Call) -> None:
+    def __init__(self, exchange: ThreadExchange, pending: Pending, call: Call) -> None:
         super().__init__()
         self._exchange, self._pending, self._call = exchange, pending, call
 
@@ -314,7 +314,7 @@ class ThreadGroup(dist.ProcessGroup):
         options: torch's: `group_rank`, `group_size`, `group_id` and `global_ranks_in_group`.
     """
 
-    def __init__(self, exchange: Exchange, options: Any) -> None:
+    def __init__(self, exchange: ThreadExchange, options: Any) -> None:
         super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
         self._exchange, self._group_name = exchange, str(options.group_id)
         ranks = list(options.global_ranks_in_group) or list(range(options.group_size))

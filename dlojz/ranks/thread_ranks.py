@@ -39,7 +39,7 @@ from dlojz.ranks.rank_setup import (
 )
 
 if TYPE_CHECKING:
-    from dlojz.ranks.thread_group import Exchange
+    from dlojz.ranks.thread_group import ThreadExchange
 
 _PUBLISHED_BYTES_PER_S = 250_000  # of all ranks; a Jupyter server drops messages beyond 1 MB/s
 
@@ -117,7 +117,7 @@ class ThreadHost:
         ]  # fmt: skip
         self.given = frozenset(self.namespaces[0])
         self.outputs = [CellParts() for _ in range(size)]
-        self.exchange: Exchange = exchange_of(size, self._on_switch)
+        self.exchange: ThreadExchange = exchange_of(size, self._on_switch)
         sys.meta_path.insert(0, _Refusing())
 
     def _on_switch(self, rank: int) -> None:
