@@ -488,6 +488,9 @@ ring_s = {size: collectives.cost_s("ring_all_reduce", gradient_bytes, size, **ne
 lab.reveal("latency-ranks", min(size for size in steps_s if steps_s[size] > ring_s[size] / 2))
 
 # %% [markdown] lang="fr"
+# Coupez les gradients en quatre messages, et ce seuil tombe au quart. Voilà pourquoi, sur de très nombreux GPU,
+# l’*all-reduce* est hiérarchique : d’abord dans le nœud, puis entre les nœuds.
+#
 # ### Soixante-quatre rangs ici même
 #
 # Au-delà de huit, les rangs de `%%ranks` sont les *threads* d’un seul processus, qui s’exécutent à tour de rôle : on
@@ -498,6 +501,9 @@ lab.reveal("latency-ranks", min(size for size in steps_s if steps_s[size] > ring
 # ce qu’envoient les 64 rangs : combien de fois plus d’octets pour l’arbre que pour l’anneau ?
 
 # %% [markdown] lang="en"
+# Cut the gradients into four messages, and this threshold falls to a quarter. That is why an all-reduce over very many
+# GPUs is hierarchical: first within the node, then between nodes.
+#
 # ### Sixty-four ranks right here
 #
 # Beyond eight, the ranks of `%%ranks` are threads of one process that run in turn: no time is gained, but every message
@@ -561,9 +567,6 @@ for name in ("ring", "tree"):
 # </details>
 
 # %% [markdown] lang="fr"
-# Coupez les gradients en quatre messages, et ce seuil tombe au quart. Voilà pourquoi, sur de très nombreux GPU,
-# l’*all-reduce* est hiérarchique : d’abord dans le nœud, puis entre les nœuds.
-#
 # ## 4. DDP à la main
 #
 # Le *Data Parallelism*, en quatre règles :
@@ -576,9 +579,6 @@ for name in ("ring", "tree"):
 # La première règle : chaque rang tire ses propres poids, puis reçoit ceux du rang 0.
 
 # %% [markdown] lang="en"
-# Cut the gradients into four messages, and this threshold falls to a quarter. That is why an all-reduce over very many
-# GPUs is hierarchical: first within the node, then between nodes.
-#
 # ## 4. DDP by hand
 #
 # Data parallelism, in four rules:
