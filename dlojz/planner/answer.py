@@ -31,7 +31,7 @@ from dlojz.hardware.gpus import ATTENTION_KERNELS
 from dlojz.planner.explain import LayoutVerdict, changes_from_fastest, matching, refused, verdict_of
 from dlojz.planner.export import documents, is_run, run_config
 from dlojz.planner.planned_memory import RankMemory, other_loss_bytes
-from dlojz.planner.question import MARGINAL, UNTOLD, Question
+from dlojz.planner.question import MARGINAL, WITHIN_ERROR, Question
 from dlojz.planner.search import MOST_SIMULATED, PARTS, SearchResult, front_of, rank_memories
 from dlojz.planner.space import (
     CODE,
@@ -567,12 +567,12 @@ class Plan(Summary):
 
     @cached_property
     def top(self) -> tuple[Choice, ...]:
-        """Simulated layouts, fastest first; a marginal one behind those that are `UNTOLD` slower at most."""
+        """Simulated layouts, fastest first; a marginal one behind those that are `WITHIN_ERROR` slower at most."""
         return self._ordered(self.simulations)
 
     def _ordered(self, indices: Iterable[int]) -> tuple[Choice, ...]:
         choices = (self.choice(index) for index in indices)
-        return tuple(sorted(choices, key=lambda choice: choice.step_s * (1 + UNTOLD * choice.is_marginal)))
+        return tuple(sorted(choices, key=lambda choice: choice.step_s * (1 + WITHIN_ERROR * choice.is_marginal)))
 
     @property
     def best(self) -> Choice:

@@ -26,7 +26,7 @@ MOST_BATCH: Final = 2**24
 MARGINAL: Final = 0.9
 """Share of a GPU's memory from which a layout is called marginal: readings scatter by some percent, and the allocator
 that frees and asks again has slowed published runs by 15 to 25 % (MPT, 30 B on 8 GPUs)."""
-UNTOLD: Final = 0.02
+WITHIN_ERROR: Final = 0.02
 """Difference of two steps, as a share, that no prediction tells: of such layouts one that is not marginal comes first.
 
 Source: our choice. NeMo's Llama 2 7B of 131072 tokens on 128 H100: with tp 8 and without cp 0.3 % less is predicted

@@ -11,7 +11,7 @@ from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.planner.answer import Plan
 from dlojz.planner.ask import plan
 from dlojz.planner.planned_model import OF_GIANTS, subject
-from dlojz.planner.question import UNTOLD, Question
+from dlojz.planner.question import WITHIN_ERROR, Question
 from dlojz.planner.search import MOST_ACTIONS, energy_j, front_of, fullest, pareto, search
 from dlojz.planner.space import CODE, gigabytes, reason_counts, space_of
 
@@ -180,7 +180,7 @@ def test_plan_of_long_samples_takes_what_nvidia_ran_rather_than_a_nearly_full_gp
     best = made.best
     assert (best.candidate.dp, best.candidate.tp, best.candidate.pp, best.candidate.cp) == (8, 4, 1, 4)
     alone = made.choose(cp=1)
-    assert alone.is_marginal and alone.estimated_s < best.estimated_s < (1 + UNTOLD) * alone.estimated_s
+    assert alone.is_marginal and alone.estimated_s < best.estimated_s < (1 + WITHIN_ERROR) * alone.estimated_s
 
 
 def test_plan_offers_all_to_alls_where_the_heads_divide() -> None:
