@@ -10,7 +10,6 @@ import pytest
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
-from dlojz.config.fields import LayoutFields
 from dlojz.cost_model import Layouts, calibration, estimate
 from dlojz.cost_model.layouts import usual_kernel
 from dlojz.hardware import cluster
@@ -26,6 +25,7 @@ from dlojz.planner.space import (
     CODE,
     LEAST_CONTEXT,
     REASONS,
+    PlannedLayout,
     candidates_of,
     columns_of,
     degrees_of,
@@ -42,12 +42,14 @@ def question_of(
     return Question(model, cluster("selene"), calibration("a100"), batch, gpus, "bf16", engines, fused)
 
 
-def _plainly(one: LayoutFields, size: DecoderSize, batch: int, fused: bool) -> str:  # noqa: PLR0911 - one rule a line
+def _plainly(one: PlannedLayout, size: DecoderSize, batch: int, fused: bool) -> str:  # noqa: PLR0911 - one rule a line
     """The same rules, one layout at a time and without arrays."""
     offer = OFFERS[one.engine]
     if one.sequence_parallel and one.tp == 1:
         return "same"
     if one.schedule != "1f1b" and one.pp == 1:
+        return "same"
+    if one.context_exchange != "ring" and one.cp == 1:
         return "same"
     if one.zero and one.dp * one.cp == 1 and one.offload == "none":
         return "same"
@@ -59,12 +61,15 @@ def _plainly(one: LayoutFields, size: DecoderSize, batch: int, fused: bool) -> s
         one.tp > 1 and not offer.tensor[0],
         one.sequence_parallel and not offer.sequence,
         one.cp > 1 and not (fused and one.zero in offer.context),
+        one.cp > 1 and one.context_exchange not in offer.exchanges,
         one.offload != "none" and (one.tp > 1 or one.pp > 1),
         one.offload != "none" and one.zero < offer.offload.get(one.offload, 9),
     ]
     if any(wrong):
         return "engine"
     if any(number % one.tp for number in (size.heads, size.kv_heads, size.mlp_width)):
+        return "split"
+    if one.context_exchange == "all_to_all" and size.kv_heads % (one.tp * one.cp):
         return "split"
     parts = (one.tp if one.sequence_parallel else 1) * (2 * one.cp if one.cp > 1 else 1)
     if size.sequence_length % parts:

@@ -103,7 +103,7 @@ def test_asking_for_a_layout_by_all_its_fields_gives_the_reason_of_the_search(gp
         ({"tp": 4, "sequence_parallel": True, "engine": "deepspeed"}, "engine", "Tensor Parallelism"),
         ({"engine": "torch", "zero": 3, "pp": 2}, "engine", "torch has no ZeRO-3 with a pipeline: it has zero = 0, 2"),
         ({"pp": 4, "engine": "torch", "schedule": "1f1b"}, "stages", "6 layers, 2 to a stage, fill 3 of pp=4"),
-        ({"pp": 2, "schedule": "interleaved", "chunks": 2}, "chunks", "pp × chunks = 2 × 2 = 4"),
+        ({"pp": 2, "schedule": "interleaved", "chunks": 5}, "chunks", "pp × chunks = 2 × 5 = 10"),
         ({"micro_batch": 5}, "batch", "a batch of 12 is no multiple of dp × micro-batch"),
         ({"pp": 2, "schedule": "zb-h1", "micro_batch": 12}, "schedule", "at least pp = 2 micro-batches"),
         ({"offload": "parameters", "zero": 1}, "engine", "offload=parameters"),
@@ -205,8 +205,9 @@ def test_why_can_be_asked_for_a_library_that_was_not_searched(bloom: Plan) -> No
     assert heavy.reason == "memory" and heavy.sentence.startswith("OOM by") and heavy.levers
     ranks = rank_memories(bloom.found.space, heavy.candidate)
     assert fullest(ranks).total_bytes == pytest.approx(heavy.memory_bytes, rel=1e-12)
-    even = bloom.why(engine="megatron-core", tp=4, pp=12)
-    assert even.reason == "stages" and "equal stages, but pp=12 does not divide 70 layers" in even.sentence
+    assert bloom.why(engine="megatron-core", tp=4, pp=12).admitted, "70 layers, embedding and logits: 72 = 12 · 6"
+    uneven = bloom.why(engine="megatron-core", tp=4, pp=16)
+    assert uneven.reason == "stages" and "70 layers, 5 to a stage, fill 14 of pp=16" in uneven.sentence
 
 
 @pytest.mark.parametrize(
