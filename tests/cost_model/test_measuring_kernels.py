@@ -42,7 +42,9 @@ def test_a_case_that_this_torch_lacks_is_left_out(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(measuring_kernels, "cases", lambda device, small: iter([one]))
     for name in ("_updates", "_levels"):
         monkeypatch.setattr(measuring_kernels, name, lambda *given: iter(()))
-    assert measure_kernels(CPU, rounds=1) == []
+    sustained = measuring_kernels._sustained(CPU, small=True)
+    monkeypatch.setattr(measuring_kernels, "_sustained", lambda *given: sustained)
+    assert measure_kernels(CPU, rounds=1) == [sustained]
 
 
 def test_both_s_lets_the_gpu_sleep_while_its_host_launches(monkeypatch: pytest.MonkeyPatch) -> None:
