@@ -253,8 +253,8 @@ def gathered_s(
 def regathers_each(layouts: Layouts) -> NDArray[np.bool_]:
     """Tell which layouts gather weights, and reduce gradients, for every micro-batch: ZeRO-3, unless a pipeline keeps
     them."""
-    each: NDArray[np.bool_] = (layouts.zero == 3) & ((layouts.pp == 1) | (habit(layouts, "reduces_each") > 0))
-    return each
+    regathers: NDArray[np.bool_] = (layouts.zero == 3) & ((layouts.pp == 1) | (habit(layouts, "reduces_each") > 0))
+    return regathers
 
 
 def copied_s(weights: Reals, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Reals:
@@ -268,9 +268,9 @@ def copied_s(weights: Reals, cluster: Cluster, layouts: Layouts, calibration: Ca
     `foreach_reduce_scatter_copy_in`; `distributed/fsdp/_runtime_utils.py`, `_post_backward_hook` and `_reduce_grad`
     (gradient_predivide_factor), `_flat_param.py`, views by `torch.split`; bytes counted.
     """
-    each = regathers_each(layouts)
+    regathers = regathers_each(layouts)
     narrow = (habit(layouts, "gathers_fp8") > 0) & (layouts.precision == "fp8")
-    gathers = np.where(each, 2, 1) * 2 * np.where(narrow, 1, layouts.element_bytes)
+    gathers = np.where(regathers, 2, 1) * 2 * np.where(narrow, 1, layouts.element_bytes)
     reduced = layouts.gradient_bytes
     copies = habit(layouts, "copies_weights") * (gathers + layouts.element_bytes + reduced)
     casts = np.where(reduced > layouts.element_bytes, layouts.element_bytes + reduced, 0)
@@ -392,8 +392,8 @@ def parts_of(
     # Forward's part of the stage's work; what is left of `heavy` is backward's.
     ahead = pick(forward + counts @ passes.tensor_forward) + boundary
     # The host's link takes no channels.
-    each = exposed_s(messages.forward[0] + fetched, ahead, overlap, messages.edge[0], messages.forward[1])
-    each = each + exposed_s(
+    micro_batch_s = exposed_s(messages.forward[0] + fetched, ahead, overlap, messages.edge[0], messages.forward[1])
+    micro_batch_s = micro_batch_s + exposed_s(
         messages.backward[0] + fetched, heavy - ahead, overlap, messages.edge[1], messages.backward[1]
     )
     after = exposed_s(messages.last[0], pick(backward), overlap, messages.edge[2], messages.last[1])
@@ -407,7 +407,7 @@ def parts_of(
         tensor=m * pick(tensor),
         pipeline=2 * m * boundary + tied,
         bubble=bubble,
-        data=before + m * each + after + np.where(regathers_each(layouts), m, 1) * copied,
+        data=before + m * micro_batch_s + after + np.where(regathers_each(layouts), m, 1) * copied,
         optimizer=update,
         constant=calibration.step_s + launched,
     )

@@ -80,8 +80,8 @@ def other_loss_bytes(space: Space, candidate: LayoutFields) -> float | None:
     columns, question = columns_of([candidate]), space.question
     if question.subject.size is None or is_forecast(space, columns)[0]:
         return None
-    other = replace(space, question=replace(question, fused_loss=not question.fused_loss))
-    return float(layout_memories(other, columns).total_bytes[0])
+    with_other_loss = replace(space, question=replace(question, fused_loss=not question.fused_loss))
+    return float(layout_memories(with_other_loss, columns).total_bytes[0])
 
 
 def fits(space: Space, columns: Mapping[str, Integers], needs: Memories) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

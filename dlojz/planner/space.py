@@ -172,8 +172,8 @@ def copies_of(dp: Any, cp: Any, columns: Mapping[str, int]) -> Any:
 
     Shards are as near to that as replicas and ranks can be divided; of numbers or arrays.
     """
-    wanted = columns.get("zero_shards", 0)  # 0: gcd(n, 0) = n, so that all ranks share one copy
-    return np.gcd(dp, dp * cp // np.gcd(dp * cp, wanted))
+    shards = columns.get("zero_shards", 0)  # 0: gcd(n, 0) = n, so that all ranks share one copy
+    return np.gcd(dp, dp * cp // np.gcd(dp * cp, shards))
 
 
 def _of_offers(fact: Callable[[Offer], Any]) -> NDArray[Any]:

@@ -57,7 +57,9 @@ class Baton:
         self._unfinished = 0
         self._interrupted = False
         self._finished = threading.Event()
-        self._generators = [_generator_states() for _ in range(size)]
+        # Python seeds its generator anew in each process, torch and NumPy keep theirs over a fork.
+        torch_state, _, numpy_state = _generator_states()
+        self._generators = [(torch_state, random.Random().getstate(), numpy_state) for _ in range(size)]
         self._threads = [
             threading.Thread(target=self._live, args=(rank,), daemon=True, name=f"rank {rank}") for rank in range(size)
         ]

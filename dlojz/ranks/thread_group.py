@@ -97,7 +97,7 @@ class _Message(Pending):
 
 
 class ThreadExchange:
-    """All groups of the ranks of this process, and what each rank calls.
+    """All groups of the ranks of this process, and what each rank calls; a process has one, for as long as it lives.
 
     Args:
         size: number of ranks.
@@ -109,7 +109,6 @@ class ThreadExchange:
         self.worlds = [_RankWorld() for _ in range(size)]
         self.states: list[dict[str, Any]] = [{} for _ in range(size)]
         """By rank, in the words of `hang_diagnosis`: `state`, `waiting`, `counts`, `sends`, `receives`, `error`."""
-        self.torn = [False] * size
         self.baton = Baton(size, on_switch, self._explain)
         self._store = dist.HashStore()  # type: ignore[attr-defined]
         self._shown: list[dict[str, int]] = [{} for _ in range(size)]
@@ -117,10 +116,9 @@ class ThreadExchange:
         distributed_c10d._world = _WorldOfTheRank(self)  # type: ignore[assignment]
         # C++ finds groups by name: one table per thread.
         torch._C._distributed_c10d._set_thread_isolation_mode(True)  # type: ignore[attr-defined]
-        if BACKEND.upper() not in dist.Backend._plugins:
-            dist.Backend.register_backend(
-                BACKEND, lambda options, _: ThreadGroup(_exchange(), options), extended_api=True, devices=["cpu"]
-            )
+        dist.Backend.register_backend(
+            BACKEND, lambda options, _: ThreadGroup(self, options), extended_api=True, devices=["cpu"]
+        )
 
     def forget(self) -> None:
         """Forget what the ranks have called: after a fault their calls no longer correspond."""
@@ -128,7 +126,11 @@ class ThreadExchange:
         self._posted: defaultdict[tuple[str, str, int, int], deque[_Message]] = defaultdict(deque)
         for state in self.states:
             state.update(counts={}, sends={}, receives={})
-        self.torn = [False] * self.size
+
+    @property
+    def torn(self) -> bool:
+        """Whether the calls of the last cell no longer correspond: a rank was stopped, or not all came to a call."""
+        return bool(self._collectives) or any(state.get("error") for state in self.states)
 
     def begin(self, rank: int) -> None:
         """Begin a cell on the rank that has the baton; it joins the group of all ranks unless it is in it."""
@@ -161,7 +163,6 @@ class ThreadExchange:
             error: Exception | None = None
             if fault is not None:
                 error = CollectiveFault(fault)
-                self.torn = [True] * self.size
             else:
                 try:
                     with torch.no_grad():
@@ -196,7 +197,6 @@ class ThreadExchange:
             fault, error = mismatch({send.rank: send.call, receive.rank: receive.call}), None
             if fault is not None:
                 error = CollectiveFault(fault)
-                self.torn = [True] * self.size
             else:
                 with torch.no_grad():
                     receive.tensor.detach().copy_(send.tensor)
@@ -228,7 +228,6 @@ class ThreadExchange:
 
     def _explain(self, waiting: dict[int, Pending]) -> BaseException:
         """Say why no rank can go on; what they call differently comes before who is missing."""
-        self.torn = [True] * self.size
         for pending in waiting.values():
             if isinstance(pending, _Collective) and (fault := mismatch(pending.calls)) is not None:
                 return CollectiveFault(fault)
@@ -252,19 +251,6 @@ class ThreadExchange:
 
 def _from_anyone(call: Call) -> bool:
     return call["op"] == "recv" and "peer" not in call
-
-
-_current: list[ThreadExchange] = []
-
-
-def _exchange() -> ThreadExchange:
-    return _current[-1]
-
-
-def exchange_of(size: int, on_switch: Callable[[int], None]) -> ThreadExchange:
-    """Make this process that of `size` ranks."""
-    _current[:] = [ThreadExchange(size, on_switch)]
-    return _current[0]
 
 
 class ThreadWork(dist.Work):

@@ -55,18 +55,15 @@ class _Refusing(importlib.abc.MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname == "deepspeed":
-            raise ThreadsCannot(needs_processes("DeepSpeed"))
+            raise ThreadsCannot(
+                say(
+                    en="DeepSpeed needs a process per rank, and these ranks are threads of one process: take up to 8 "
+                    "ranks, e.g. %%ranks 4.",
+                    fr="DeepSpeed a besoin d’un processus par rang, et ces rangs sont les threads d’un seul "
+                    "processus : prenez 8 rangs au plus, par exemple %%ranks 4.",
+                )
+            )
         return None
-
-
-def needs_processes(what: str) -> str:
-    """Say that something needs ranks that are processes."""
-    return say(
-        en=f"{what} needs a process per rank, and these ranks are threads of one process: take up to 8 ranks, "
-        "e.g. %%ranks 4.",
-        fr=f"{what} a besoin d’un processus par rang, et ces rangs sont les threads d’un seul processus : prenez 8 "
-        "rangs au plus, par exemple %%ranks 4.",
-    )
 
 
 class _Printed(io.TextIOBase):
@@ -98,13 +95,12 @@ class ThreadHost:
         import torch.distributed
         from IPython.core.getipython import get_ipython
 
-        from dlojz.ranks.thread_group import exchange_of
+        from dlojz.ranks.thread_group import ThreadExchange
 
         shell: Any = get_ipython()
         self.shell = shell
         shell.kernel.log.setLevel(logging.CRITICAL)
         shell.ask_exit = lambda: None  # quit() ends no rank
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
         torch.set_num_threads(1)
         shared = dict(shell.user_ns)
         self.namespaces: list[dict[str, Any]] = [
@@ -117,7 +113,7 @@ class ThreadHost:
         ]  # fmt: skip
         self.given = frozenset(self.namespaces[0])
         self.outputs = [CellParts() for _ in range(size)]
-        self.exchange: ThreadExchange = exchange_of(size, self._on_switch)
+        self.exchange: ThreadExchange = ThreadExchange(size, self._on_switch)
         sys.meta_path.insert(0, _Refusing())
 
     def _on_switch(self, rank: int) -> None:
@@ -129,12 +125,12 @@ class ThreadHost:
 
     def run(self, code: str, payload: dict[str, Any], *, live: bool) -> list[dict[str, Any]]:
         """Run a cell on every rank; return their answers, as `rank_setup.run` does for one."""
-        if any(self.exchange.torn):
+        if self.exchange.torn:
             self.exchange.forget()
         size = self.exchange.size
         self.outputs = [CellParts() for _ in range(size)]
         errors: list[BaseException | None] = [KeyboardInterrupt() for _ in range(size)]  # of a rank that never began
-        name, before = self.shell.user_ns, (sys.stdout, sys.stderr)
+        shell_variables, shell_streams = self.shell.user_ns, (sys.stdout, sys.stderr)
         sys.stdout = sys.stderr = _Printed(self)
         show: Callable[[dict[str, Any]], None] = lambda bundle: self.output().show(bundle)  # noqa: E731
 
@@ -157,8 +153,10 @@ class ThreadHost:
             with shown_by(self.shell, show, code), interruptible():
                 self.exchange.baton.run([job(rank) for rank in range(size)], self._publisher(live))
         finally:
-            sys.stdout, sys.stderr = before
-            self.shell.user_ns = name
+            sys.stdout, sys.stderr = shell_streams
+            self.shell.user_ns = shell_variables
+        for rank, error in enumerate(errors):  # also of a rank that never began, and could not say so itself
+            self.exchange.end(rank, type(error).__name__ if error else None)
         return [self._answer(rank, error) for rank, error in enumerate(errors)]
 
     def _answer(self, rank: int, error: BaseException | None) -> dict[str, Any]:

@@ -160,6 +160,25 @@ def test_a_loop_without_end_is_interrupted_and_variables_stay(threads: Ranks) ->
     assert threads["kept"] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    "cell",
+    {
+        "interrupted": "while rank == 3:\n    pass\ndist.all_reduce(torch.full((1,), 100.0))",
+        "error": "1 / (rank - 1)\ndist.all_reduce(torch.full((1,), 100.0))",
+        "not waited for": "work = dist.all_reduce(torch.full((1,), 100.0), async_op=True) if rank else None",
+    }.values(),
+)
+def test_calls_of_a_cell_that_not_all_came_to_are_forgotten(cell: str, threads: Ranks) -> None:
+    threads.execute(cell, limit_s=1)
+    threads.run("x = torch.ones(1); dist.all_reduce(x)")
+    assert [float(x) for x in threads["x"]] == [SIZE] * SIZE
+
+
+def test_the_generator_of_python_is_each_ranks_own(threads: Ranks) -> None:
+    threads.run("import random; drawn = random.random()")
+    assert len(set(threads["drawn"])) == SIZE
+
+
 def test_output_is_each_ranks_own_and_the_last_value_is_shown(threads: Ranks) -> None:
     answers = threads.execute("print('of', rank)\nrank * 2")
     assert printed(answers) == [f"of {rank}\n{2 * rank}" for rank in range(SIZE)]
