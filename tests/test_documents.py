@@ -14,8 +14,9 @@ from PIL import Image, ImageChops, ImageStat
 
 import dlojz
 from dlojz.cli.main import DONE, main
-from dlojz.cli.runs import PICTURE_RECORDS, demo_configs
+from dlojz.cli.runs import PICTURE_CALIBRATION, PICTURE_RECORDS, demo_configs
 from dlojz.compare import compare
+from dlojz.cost_model.measured_machine import Measured
 from dlojz.results.record import RunRecord
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -87,7 +88,8 @@ def test_the_picture_of_the_readme_is_what_the_demo_draws_today(tmp_path: Path) 
         shown.load()
     records = [RunRecord.model_validate(one) for one in json.loads(shown.info.get(PICTURE_RECORDS, "[]"))]
     assert [record.config.hash for record in records] == [config.hash for config in demo_configs()], again
-    compare(records).figure(tmp_path / "demo.png")
+    machine = Measured.model_validate_json(shown.info[PICTURE_CALIBRATION])
+    compare(records, machine).figure(tmp_path / "demo.png")
     with Image.open(tmp_path / "demo.png") as drawn:
         assert drawn.size == shown.size and drawn.info["Title"] == shown.info["Title"], again
         difference = ImageStat.Stat(ImageChops.difference(drawn.convert("RGB"), shown.convert("RGB")))

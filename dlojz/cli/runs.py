@@ -408,8 +408,8 @@ def _config(args: Given, **otherwise: object) -> RunConfig:
 
 
 MICRO_BATCH, DEMO_PROCESSES = 16, 2
-PICTURE_RECORDS = "Records"
-"""Name of the text of the demo's picture that holds the records of its runs."""
+PICTURE_RECORDS, PICTURE_CALIBRATION = "Records", "Calibration"
+"""Names of the texts of the demo's picture: the records of its runs, the calibration that predicts their throughput."""
 
 
 def demo_configs(steps: int = 30, processes: int = DEMO_PROCESSES) -> list[RunConfig]:
@@ -450,10 +450,11 @@ def demo_command(args: Given, answer: Answer) -> int:
     configs = demo_configs(args["steps"])
     started_s = time.monotonic()
     runs = _run_all(configs, again=args["again"], root=args["root"])
-    comparison = compare(runs, _machine_of_demo())
+    machine = _machine_of_demo()
+    comparison = compare(runs, machine)
     figure = runs_root(args["root"]) / "demo.png"
     comparison.figure(figure)
-    _keep_records(figure, runs)
+    _keep_evidence(figure, runs, machine)
     if args["json"]:
         answer(comparison.to_dict())
     else:
@@ -487,8 +488,8 @@ def _machine_of_demo() -> Measured | None:
         return None
 
 
-def _keep_records(picture: Path, runs: Iterable[Run]) -> None:
-    """Keep the records that a picture shows in its own text, from which it can be drawn again."""
+def _keep_evidence(picture: Path, runs: Iterable[Run], machine: Measured | None) -> None:
+    """Keep in a picture's own text the records and the calibration from which it can be drawn again."""
     from PIL import Image
     from PIL.PngImagePlugin import PngInfo
 
@@ -499,6 +500,8 @@ def _keep_records(picture: Path, runs: Iterable[Run]) -> None:
     metadata = PngInfo()
     metadata.add_text("Title", str(drawn.info["Title"]))
     metadata.add_text(PICTURE_RECORDS, json.dumps(records), zip=True)
+    if machine is not None:
+        metadata.add_text(PICTURE_CALIBRATION, machine.model_dump_json(), zip=True)
     written = io.BytesIO()
     drawn.save(written, "png", dpi=drawn.info["dpi"], pnginfo=metadata)
     write_atomic(picture, written.getvalue())
