@@ -38,7 +38,8 @@ PAGE = """# Memory that others have published, and the forecast
 Written by `python benchmarks/memory_reports.py --page docs/memory_reports.md`, from `benchmarks/memory_reports.toml`:
 the sources, the models and the words of every command of `dlojz memory`. The figures were published by users of other
 programs, on their GPUs; nothing was fitted on them. *Shown*: what the report has read off, and the forecast is compared
-with: bytes that torch had allocated or reserved, what is needed of the GPU, or what nvidia-smi shows. GiB.
+with: bytes that torch had allocated or reserved, what is needed of the GPU, or what nvidia-smi shows; of a compiled
+step the forecast is a range. GiB.
 """
 
 
@@ -47,7 +48,8 @@ class Report:
     """Describe one published figure, or a verdict, and the words of the command that asks about it.
 
     Args:
-        shown: what was read off: allocated, reserved, needed or nvidia-smi; of a verdict empty.
+        shown: what was read off: allocated, reserved, needed or nvidia-smi; compiled: allocated by a compiled step, of
+            which the command says a range; of a verdict empty.
         gib: the figure; None of a verdict.
         verdict: `fits` or `out of memory`; empty of a figure.
         beside: what the setting lacks or assumes, or why it differs by more than `BOUND`.
@@ -67,17 +69,24 @@ class Report:
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer of the command: what is to be compared, in GiB, and whether it fits; both None if the command refuses."""
+    """Answer of the command: what is to be compared, in GiB, and whether it fits; both None if the command refuses.
+
+    Of a range `gib` is the upper end and `low_gib` the lower; of one figure both are that figure.
+    """
 
     report: Report
     gib: float | None = None
     fits: bool | None = None
     refusal: str = ""
+    low_gib: float | None = None
 
     @property
     def off(self) -> float | None:
-        """Relative difference from the figure; None where there is none."""
-        return self.gib / self.report.gib - 1 if self.gib and self.report.gib else None
+        """Relative difference from the figure, 0 within a range, else to its nearer end; None where there is none."""
+        figure = self.report.gib
+        if not self.gib or not self.low_gib or not figure:
+            return None
+        return min(max(figure, self.low_gib), self.gib) / figure - 1
 
     @property
     def is_right(self) -> bool | None:
@@ -92,7 +101,8 @@ class Answer:
         """Write the row of the table."""
         report, gib = self.report, "" if self.report.gib is None else f"{self.report.gib:.1f}"
         published, verdict = (report.verdict, {True: "fits", False: "out of memory"}) if report.verdict else (gib, {})
-        answered = "—" if self.gib is None else f"{self.gib:.1f}"
+        low = "" if self.low_gib == self.gib else f"{self.low_gib:.1f} to "
+        answered = "—" if self.gib is None else f"{low}{self.gib:.1f}"
         if self.fits is not None and verdict:
             answered = f"{verdict[self.fits]} ({answered})"
         off = "" if self.off is None else f"{round(100 * self.off):+d} %".replace("-", "−")
@@ -139,9 +149,12 @@ def answer(report: Report, folder: Path) -> Answer:
 
 def answer_of(report: Report, document: Mapping[str, Any]) -> Answer:
     """Read off a document of `dlojz memory --json` what a report has."""
+    if report.shown == "compiled":
+        low_bytes, high_bytes = document["compiled"]["low_bytes"], document["compiled"]["high_bytes"]
+        return Answer(report, high_bytes / GIBIBYTE, document["compiled"]["fits"], low_gib=low_bytes / GIBIBYTE)
     field = FIELDS.get(report.shown)
     num_bytes = document["memory"][field] if field else document["taken_bytes"]
-    return Answer(report, num_bytes / GIBIBYTE, document["fits"])
+    return Answer(report, num_bytes / GIBIBYTE, document["fits"], low_gib=num_bytes / GIBIBYTE)
 
 
 def _environment() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,14 @@ def test_answer_of_a_document_compares_what_the_report_has_read_off() -> None:
         assert answer_of(too_small, document).is_right is False
     verdict = type(report)(id="a", source="", setting="", verdict="out of memory")
     assert answer_of(verdict, document).is_right is False
+
+
+def test_answer_of_a_compiled_step_is_right_within_its_range_and_at_most_the_bound_beside_it() -> None:
+    """4 to 8 GiB: 6 lies within, 8.5 is 6 % above, 10 is 20 % above, 3 is a third below."""
+    gib = 2**30
+    document = {"compiled": {"low_bytes": 4 * gib, "high_bytes": 8 * gib, "fits": True}}
+    report = reports()["torchtune-3b-compiled"]
+    entries = {figure: answer_of(replace(report, gib=figure), document) for figure in (6.0, 8.5, 10.0, 3.0)}
+    assert [entry.off for entry in entries.values()] == pytest.approx([0, 8 / 8.5 - 1, -0.2, 1 / 3])
+    assert [entry.is_right for entry in entries.values()] == [True, True, False, False]
+    assert entries[6.0].cells()[4] == "4.0 to 8.0"
