@@ -165,8 +165,12 @@ def test_a_solution_shows_again_what_is_stored(name: str, language: str, lab_run
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:] + ended_badly(lab_runs)
 
 
-ON_PROCESSES = ("perf_counter", "StorageTrace", "CommDebugMode", "deepspeed", "dist.all_reduce =", "measure(", "%%ranks 64")
-"""In a cell of ranks that are threads: time, what torch's dispatcher sees, what is replaced in a module of all ranks."""
+ON_PROCESSES = (
+    *("perf_counter", "message_s(", "seconds(", "measure(", "StorageTrace", "CommDebugMode", "dist.all_reduce ="),
+    *("deepspeed", "DistributedDataParallel", "%%ranks 64"),
+)
+"""In a cell of ranks that are threads: time, what torch's dispatcher sees, what is replaced in a module of all ranks,
+and libraries that need processes."""
 
 
 @pytest.mark.nightly
@@ -179,10 +183,13 @@ def test_cells_on_ranks_show_the_same_where_these_are_threads(
     executed = execute(executed, tmp_path / name, runs_root=tmp_path / "runs", allow_errors=True)
     compared = 0
     for stored, again in zip(notebook.cells, executed.cells, strict=True):
-        is_timed = "nbval-ignore-output" in stored.metadata.get("tags", ())
-        if stored.source.startswith("%%ranks") and not is_timed and not any(word in stored.source for word in ON_PROCESSES):
+        if not stored.source.startswith("%%ranks") or any(word in stored.source for word in ON_PROCESSES):
+            continue
+        if "nbval-ignore-output" in stored.metadata.get("tags", ()):  # what it shows is another each time
+            assert [output.ename for output in again.outputs if output.output_type == "error"] == [], stored.source
+        else:
             assert shown_texts(again) == shown_texts(stored), stored.source
-            compared += 1
+        compared += 1
     assert compared
 
 
