@@ -1,9 +1,17 @@
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
+from string import Formatter
+
 import pytest
 
+import dlojz
 from dlojz.base import language
 from dlojz.base.errors import LabError
+
+PACKAGE = Path(dlojz.__file__).parent
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +26,34 @@ def test_the_language_is_chosen_else_that_of_the_environment(monkeypatch: pytest
     assert language.say(en="rank", fr="rang") == "rang"
     language.use_language("en")
     assert language.language() == "en"
+
+
+SPELLED = {
+    "planner/data/verdicts.md": ("verdict_sentence", "planner/explain.py", "planner/ask.py", "planner/answer.py"),
+}
+"""By a file of sentences, the function that writes one, and the modules that call it with a key."""
+
+
+@pytest.mark.parametrize("file", SPELLED)
+def test_each_sentence_has_a_call_and_each_call_its_sentence(file: str) -> None:
+    """A key that begins a formatted text stands for all that begin so; names in braces are among the call's words."""
+    texts, (function, *modules) = language.sentences(PACKAGE / file), SPELLED[file]
+    names = {
+        key: [{re.split(r"[.\[]", name)[0] for _, name, _, _ in Formatter().parse(text) if name} for text in texts[key]]
+        for key in texts
+    }
+    assert [key for key, (english, french) in names.items() if english != french] == []
+    called: set[str] = set()
+    for call in (node for module in modules for node in ast.walk(ast.parse((PACKAGE / module).read_text("utf-8")))):
+        if not isinstance(call, ast.Call) or ast.unparse(call.func) != function:
+            continue
+        keys = {node.value for node in ast.walk(call.args[0]) if isinstance(node, ast.Constant)} - {1}
+        if isinstance(call.args[0], ast.JoinedStr):
+            keys = {key for key in texts if key.startswith(*keys)}
+        called |= keys
+        words = {keyword.arg for keyword in call.keywords}
+        assert None in words or all(names[key][0] <= words for key in keys), ast.unparse(call)
+    assert called == set(texts)
 
 
 def test_another_language_is_refused() -> None:
