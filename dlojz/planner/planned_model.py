@@ -5,10 +5,12 @@ What a library offers are facts of the software, each with its source; how fast 
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from dlojz import models
 from dlojz.base.errors import LabError
@@ -240,74 +242,20 @@ class Offer:
         return COSTED.index(self.costed[pipeline])
 
 
-_TORCH_SCHEDULES: Final = ("1f1b", "gpipe", "interleaved", "zb-h1")
-OFFERS: Final[dict[str, Offer]] = {
-    "megatron-core": Offer(
-        costed=("megatron-core", "megatron-core"),
-        zero=(0, 1),
-        zero_pipeline=(0, 1),
-        schedules=("1f1b", "interleaved"),
-        slots=True,
-        context=(0, 1),
-        exchanges=("ring", "all_to_all"),
-        experts=((0, 1), (0, 1)),
-        spreads_experts=True,
-        hybrid=1,
-        dropout=True,
-        fp8=True,
-        source="Megatron-LM, megatron/training/arguments.py: --account-for-embedding-in-pipeline-split, "
-        "--account-for-loss-in-pipeline-split, --decoder-last-pipeline-num-layers; "
-        "--expert-tensor-parallel-size; --cp-comm-type; --hidden-dropout, 0.1 by default; "
-        "--use-distributed-optimizer is ZeRO-1, --num-distributed-optimizer-instances its copies; fp32 main gradients; "
-        "--context-parallel-size, which Transformer Engine has for fused attention alone",
-    ),
-    "megatron-deepspeed": Offer(
-        costed=("deepspeed", "megatron-deepspeed"),  # without a pipeline it is DeepSpeed's own ZeRO
-        zero=(0, 1, 2, 3),
-        zero_pipeline=(0, 1),
-        checkpointing=("none", "full"),
-        sequence=False,
-        overlap=False,
-        fp32_gradients=("bf16",),
-        dropout=True,
-        source="bigscience-workshop/Megatron-DeepSpeed; DeepSpeed's pipeline engine refuses ZeRO-2 and 3",
-    ),
-    "deepspeed": Offer(
-        costed=("deepspeed", "megatron-deepspeed"),
-        zero=zero_stages("deepspeed"),  # as this lab's own engine runs it
-        zero_pipeline=pipeline_stages("deepspeed"),
-        checkpointing=("none", "full"),
-        tensor=(False, False),
-        sequence=False,
-        offload={"optimizer": 1, "parameters": 3},
-        overlap=False,
-        fp32_gradients=(),
-        experts=((0, 1, 2), ()),
-        source="deepspeed.ai, configuration JSON: zero_optimization, offload_optimizer, offload_param; pipeline "
-        "engine; tutorial on mixtures of experts: ZeRO-2 with expert parallelism; its ZeRO-3 refuses deepspeed.moe",
-    ),
-    "torch": Offer(
-        costed=("torchtitan", "torchtitan"),
-        zero=zero_stages("torch"),
-        zero_pipeline=pipeline_stages("torch"),
-        schedules=_TORCH_SCHEDULES,
-        context=(2, 3),
-        hybrid=2,
-        fp8=True,
-        source="torch.distributed: DDP, fully_shard (FSDP2; on a mesh of two dimensions it shards over the second), "
-        "tensor.parallel, pipelining; as torchtitan puts them together; its parallel_dims.py: fsdp_enabled = "
-        "dp_shard_enabled or cp_enabled: states are sharded over cp too",
-    ),
-    "by_hand": Offer(
-        costed=("megatron", "megatron"),
-        zero=zero_stages("by_hand"),
-        zero_pipeline=pipeline_stages("by_hand"),
-        schedules=_TORCH_SCHEDULES,
-        tensor=(True, True),
-        experts=((0,), ()),
-        source="this package: tensor parallelism of convolutions too",
-    ),
-}
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+
+
+def _offers() -> dict[str, Offer]:
+    tables = tomllib.loads((Path(__file__).with_name("data") / "libraries.toml").read_text(encoding="utf-8"))
+    offers = {}
+    for name, facts in tables.items():
+        lab_stages = {"zero": zero_stages(name), "zero_pipeline": pipeline_stages(name)}
+        offers[name] = Offer(**lab_stages | {key: _as_tuples(value) for key, value in facts.items()})
+    return offers
+
+
+OFFERS: Final = _offers()
 """Libraries by the name under which they are asked for."""
 OF_THE_LAB: Final = ("torch", "by_hand", "deepspeed")
 """Those that `dlojz.run` runs: searched for the catalogue's models."""
