@@ -29,6 +29,10 @@ def test_the_language_is_chosen_else_that_of_the_environment(monkeypatch: pytest
 
 
 SPELLED = {
+    "campaign/data/board.md": ("_problem", "campaign/class_board.py"),
+    "campaign/data/findings.md": ("_finding", "campaign/report.py"),
+    "config/data/deepspeed.md": ("_sentence", "config/deepspeed_json.py"),
+    "hardware/data/evidence.md": ("_sentence", "hardware/evidence.py"),
     "planner/data/verdicts.md": ("verdict_sentence", "planner/explain.py", "planner/ask.py", "planner/answer.py"),
 }
 """By a file of sentences, the function that writes one, and the modules that call it with a key."""
@@ -36,20 +40,27 @@ SPELLED = {
 
 @pytest.mark.parametrize("file", SPELLED)
 def test_each_sentence_has_a_call_and_each_call_its_sentence(file: str) -> None:
-    """A key that begins a formatted text stands for all that begin so; names in braces are among the call's words."""
+    """Names in braces are among the call's words.
+
+    A key that begins a formatted text stands for all that begin so, a variable for all that the modules spell.
+    """
     texts, (function, *modules) = language.sentences(PACKAGE / file), SPELLED[file]
     names = {
         key: [{re.split(r"[.\[]", name)[0] for _, name, _, _ in Formatter().parse(text) if name} for text in texts[key]]
         for key in texts
     }
     assert [key for key, (english, french) in names.items() if english != french] == []
+    nodes = [node for module in modules for node in ast.walk(ast.parse((PACKAGE / module).read_text("utf-8")))]
+    spelled = {node.value for node in nodes if isinstance(node, ast.Constant)}
     called: set[str] = set()
-    for call in (node for module in modules for node in ast.walk(ast.parse((PACKAGE / module).read_text("utf-8")))):
+    for call in nodes:
         if not isinstance(call, ast.Call) or ast.unparse(call.func) != function:
             continue
         keys = {node.value for node in ast.walk(call.args[0]) if isinstance(node, ast.Constant)} - {1}
         if isinstance(call.args[0], ast.JoinedStr):
             keys = {key for key in texts if key.startswith(*keys)}
+        elif isinstance(call.args[0], ast.Name):
+            called |= spelled & set(texts)
         called |= keys
         words = {keyword.arg for keyword in call.keywords}
         assert None in words or all(names[key][0] <= words for key in keys), ast.unparse(call)
