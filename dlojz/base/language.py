@@ -84,6 +84,11 @@ def sentence(path: Path, key: str, /, **facts: object) -> str:
     return str(sentences(path)[key]).format(**facts)
 
 
+def refused(path: Path, key: str, /, **facts: object) -> LabError:
+    """The error that refuses a request by a sentence of a file, with facts in its places."""
+    return LabError(sentence(path, key, **facts))
+
+
 class Wrong(Exception):  # noqa: N818 - it is a verdict, not an error of the program
     """Raised by a judge: the sentence tells what is wrong and what to look at.
 

@@ -20,18 +20,15 @@ from typing import Any, Final, Literal
 
 from dlojz.base.contract import parse_json
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say, sentence
+from dlojz.base.language import one_of, refused, say, sentence
 from dlojz.config.engines import DEEPSPEED_BUCKET_ELEMENTS, SUB_GROUP_ELEMENTS
 from dlojz.config.optimizers import OPTIMIZERS
 from dlojz.config.run_config import RunConfig
 
 Kind = Literal["count", "number", "switch", "word", "object", "any"]
-_sentence = partial(sentence, Path(__file__).with_name("data") / "deepspeed.md")
-"""Write a sentence about a configuration, by its key, with values in its places."""
-
-
-def _refused(key: str, /, **facts: object) -> LabError:
-    return LabError(_sentence(key, **facts))
+_FILE: Final = Path(__file__).with_name("data") / "deepspeed.md"
+_sentence, _refused = partial(sentence, _FILE), partial(refused, _FILE)
+"""A sentence about a configuration, by its key, and the error that says one."""
 
 
 def _keys(kind: Kind, names: str) -> dict[str, Kind]:
