@@ -28,6 +28,7 @@ def test_the_language_is_chosen_else_that_of_the_environment(monkeypatch: pytest
     assert language.language() == "en"
 
 
+ALPA = ("mesh", "graph", "intra_operator", "inter_operator")
 SPELLED = {
     "campaign/data/board.md": ("campaign/class_board.py",),
     "campaign/data/campaign.md": ("campaign/campaign.py",),
@@ -35,10 +36,11 @@ SPELLED = {
     "config/data/deepspeed.md": ("config/deepspeed_json.py",),
     "cost_model/data/measured.md": ("cost_model/measured_machine.py",),
     "hardware/data/evidence.md": ("hardware/evidence.py",),
+    "planner/alpa/data/alpa.md": tuple(f"planner/alpa/{name}.py" for name in ALPA),
     "planner/data/verdicts.md": ("planner/explain.py", "planner/ask.py", "planner/answer.py"),
 }
 """By a file of sentences, the modules that write one by its key."""
-WRITERS = ("_sentence", "_refused", "_problem", "_finding", "verdict_sentence")
+WRITERS = ("_sentence", "_refused", "_problem", "_finding", "verdict_sentence", "alpa_sentence", "alpa_refused")
 
 
 @pytest.mark.parametrize("file", SPELLED)
