@@ -22,6 +22,7 @@ from dlojz.hardware.constants import (
     ConstantsFile,
     constant_line,
     file_of,
+    file_sentence,
     own_files,
     title_words,
     toml_text,
@@ -293,25 +294,14 @@ def _check_possible(file: ConstantsFile, constants: Mapping[str, Constant]) -> N
     for name, limit_name in _AT_MOST:
         if name in constants and limit_name in constants and constants[name].value > constants[limit_name].value:
             value, limit = constants[name].value, constants[limit_name].value
-            raise file.refuse(
-                f"{name} is at most {limit_name}, {limit:g} {constants[name].unit}, but {value:g} was received.",
-                f"{name} vaut au plus {limit_name}, {limit:g} {constants[name].unit}, mais {value:g} a été reçu.",
-                name,
-            )
+            facts = {"limit_name": limit_name, "limit": limit, "unit": constants[name].unit, "value": value}
+            raise file.refuse(file_sentence("at most another", name=name, **facts), name)
     for name, limit in _LONGEST_S.items():
         if name in constants and constants[name].value > limit:
-            raise file.refuse(
-                f"{name} is at most {limit:g} s, but {constants[name].value:g} was received.",
-                f"{name} vaut au plus {limit:g} s, mais {constants[name].value:g} a été reçu.",
-                name,
-            )
+            raise file.refuse(file_sentence("at most", name=name, limit=limit, value=constants[name].value), name)
     for name in ("memory", "multiprocessors", "context", "cublas_workspace"):
         if name in constants and not constants[name].value.is_integer():
-            raise file.refuse(
-                f"{name} is a whole number, but {constants[name].value} was received.",
-                f"{name} est un nombre entier, mais {constants[name].value} a été reçu.",
-                name,
-            )
+            raise file.refuse(file_sentence("whole", name=name, value=constants[name].value), name)
 
 
 @cache

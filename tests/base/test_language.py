@@ -36,11 +36,22 @@ SPELLED = {
     "config/data/deepspeed.md": ("config/deepspeed_json.py",),
     "cost_model/data/measured.md": ("cost_model/measured_machine.py",),
     "hardware/data/evidence.md": ("hardware/evidence.py",),
+    "hardware/data/files.md": ("hardware/constants.py", "hardware/gpus.py", "hardware/clusters.py"),
     "planner/alpa/data/alpa.md": tuple(f"planner/alpa/{name}.py" for name in ALPA),
     "planner/data/verdicts.md": ("planner/explain.py", "planner/ask.py", "planner/answer.py"),
 }
 """By a file of sentences, the modules that write one by its key."""
-WRITERS = ("_sentence", "_refused", "_problem", "_finding", "verdict_sentence", "alpa_sentence", "alpa_refused")
+WRITERS = (
+    "_sentence",
+    "_refused",
+    "_problem",
+    "_finding",
+    "verdict_sentence",
+    "alpa_sentence",
+    "alpa_refused",
+    "file_sentence",
+    "file_refused",
+)
 
 
 @pytest.mark.parametrize("file", SPELLED)
