@@ -8,13 +8,14 @@ the fields go together is judged by the rules (`dlojz.config.compatibility`), wh
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import Field
 
 from dlojz.base.contract import Contract
-from dlojz.base.language import say
+from dlojz.base.language import refused, say, sentence
 from dlojz.config.engines import ENGINES, EngineSpec, Provider, Strategy, strategy_of
 
 PipelineSchedule = Literal[
@@ -83,6 +84,9 @@ def _count(default: int | None, minimum: int = 1, maximum: int = MAX_COUNT) -> A
 
 HELP: Final = Path(__file__).with_name("data") / "fields.md"
 """The help of each field, by its name."""
+_FILE: Final = Path(__file__).with_name("data") / "runs.md"
+run_sentence, run_refused = partial(sentence, _FILE), partial(refused, _FILE)
+"""A sentence about a run or its layout, by its key, and the error that says one."""
 
 
 class VersionField(Contract):
