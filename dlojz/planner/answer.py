@@ -18,7 +18,7 @@ import numpy as np
 
 from dlojz.base.display_hook import Summary, figure_of, table_of
 from dlojz.base.errors import LabError
-from dlojz.base.language import decimal, format_count, one_of, refusal, say
+from dlojz.base.language import decimal, format_count, one_of, say
 from dlojz.config.fields import LayoutFields
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import Bill, Layouts, Parts, StepSimulation, bill, estimate, workload
@@ -34,6 +34,7 @@ from dlojz.planner.explain import (
     matching,
     refused,
     verdict_of,
+    verdict_refused,
     verdict_sentence,
 )
 from dlojz.planner.export import documents, is_run, run_config
@@ -335,9 +336,7 @@ class Choice(Summary):
         free = gigabytes(self.question.device_bytes - float(total[index]))
         # Against the closed form: both sides without simulation.
         extra_time = more_percent(float(self.found.step_s[index]) / self.estimated_s)
-        return say(
-            en=f"; {title}, leaves {free}, {extra_time} time", fr=f" ; {title}, laisse {free}, {extra_time} de temps"
-        )
+        return say(en="; ", fr=" ; ") + verdict_sentence("roomier", title=title, free=free, extra_time=extra_time)
 
     def config(self, **fields: Any) -> RunConfig:
         """The layout as a `RunConfig` that `dlojz.run` takes; see `dlojz.planner.export.run_config`."""
@@ -474,10 +473,7 @@ class RefusedLayouts(Sequence[LayoutVerdict]):
             LabError: if there is none.
         """
         if not len(self):
-            raise refusal(
-                en="no layout is refused for this reason.",
-                fr="aucune configuration n’est refusée pour cette raison.",
-            )
+            raise verdict_refused("no refusal")
         return self[int(np.argmin(changes_from_fastest(self.found, self.places)))]
 
     def __len__(self) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 
 from dlojz.base.contract import check_whole
 from dlojz.base.errors import LabError
-from dlojz.base.language import decimal, refusal, say, shortest
+from dlojz.base.language import decimal, say, shortest
 from dlojz.config.fields import LayoutFields
 from dlojz.config.foreign_configs.foreign_meaning import ForeignConfig, ForeignRun, change_lines
 from dlojz.cost_model import Calibration, workload
@@ -34,6 +34,7 @@ from dlojz.planner.explain import (
     differences,
     lighter_neighbours,
     refused,
+    verdict_refused,
     verdict_sentence,
 )
 from dlojz.planner.planned_memory import fits, layout_memories, other_loss_bytes, searched_memories
@@ -261,11 +262,7 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
         fp8=found_precision == "fp8",
     )
     if found_precision == "fp8" and planned_subject.size is None:
-        raise refusal(
-            en=f"fp8 is planned for decoders alone, and {planned_subject.name} is none: use bf16, fp16 or fp32.",
-            fr=f"fp8 n’est planifié que pour des décodeurs, et {planned_subject.name} n’en est pas un : prenez bf16, "
-            "fp16 ou fp32.",
-        )
+        raise verdict_refused("fp8 of decoders", planned_subject=planned_subject)
     if planned_subject.is_elsewhere:
         # Rules of runs: raises if no engine can run it.
         names = running_engines(planned_subject, found_precision, names)
@@ -286,15 +283,9 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
 
 def _check_hours(steps: int | None, hours: float | None) -> None:
     if hours is not None and not (isinstance(hours, int | float) and 0 < hours < math.inf):
-        raise refusal(
-            en=f"hours must be greater than 0 and finite, but {hours!r} was received.",
-            fr=f"hours doit être plus grand que 0 et fini, mais {hours!r} a été reçu.",
-        )
+        raise verdict_refused("hours of a training", hours=hours)
     if hours is not None and steps is None:
-        raise refusal(
-            en="hours limits a training, so steps must say how long it is, but none was received: give steps=….",
-            fr="hours limite un entraînement : steps doit donner sa longueur, mais rien n’a été reçu ; donnez steps=….",
-        )
+        raise verdict_refused("hours without steps")
 
 
 def _calibration(site: Cluster, calibration: str | Calibration | None) -> Calibration:
@@ -355,10 +346,7 @@ class ForeignPlan:
 
     def _fastest(self, words: str) -> str:
         engine, gpus = self.layout.engine, self.layout.world_size
-        return say(
-            en=f"{words} time with {engine} on {gpus} GPUs; dlojz plan without --from searches for it",
-            fr=f"{words} de temps avec {engine} sur {gpus} GPU ; dlojz plan sans --from la cherche",
-        )
+        return verdict_sentence("fastest of all", words=words, engine=engine, gpus=gpus)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -413,17 +401,10 @@ def _foreign_question(run: ForeignRun, site: Cluster) -> Question:
     if (name := fields.pop("model", None)) is not None:
         size = workload(name, sequence_length=tokens).size
         if size is None:
-            raise refusal(
-                en=f"{name} is no decoder: configurations of other programs are planned for decoders alone.",
-                fr=f"{name} n’est pas un décodeur : les configurations d’autres programmes ne sont planifiées que "
-                "pour des décodeurs.",
-            )
+            raise verdict_refused("no decoder", name=name)
     else:
         if tokens is None:
-            raise refusal(
-                en="the length of a sample is not in the file: add --sequence-length.",
-                fr="la longueur d’un exemple n’est pas dans le fichier : ajoutez --sequence-length.",
-            )
+            raise verdict_refused("no length")
         size = DecoderSize(**fields, sequence_length=tokens)
     planned_subject = subject(size)
     if name is not None:

@@ -16,10 +16,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from dlojz.base import language
 from dlojz.base.contract import check_whole
 from dlojz.base.display_hook import html_of
 from dlojz.base.errors import LabError
-from dlojz.base.language import decimal, one_of, refusal, say, sentence, shortest, significant
+from dlojz.base.language import decimal, one_of, say, shortest, significant
 from dlojz.config.fields import LayoutFields
 from dlojz.cost_model import CHECKPOINTING, Memories, Parts, step_parts
 from dlojz.cost_model.layouts import Integers, Reals
@@ -182,8 +183,9 @@ def code_of(question: Question, layout: LayoutFields) -> str:
     return REASONS[int(codes.reshape(-1)[0])] if codes.size else "gpus"  # empty: no such pair of schedule and chunks
 
 
-verdict_sentence = partial(sentence, Path(__file__).with_name("data") / "verdicts.md")
-"""Write a sentence about a layout, by its key, with facts in its places."""
+_FILE: Final = Path(__file__).with_name("data") / "verdicts.md"
+verdict_sentence, verdict_refused = partial(language.sentence, _FILE), partial(language.refused, _FILE)
+"""A sentence about a layout, by its key, and the error that says one."""
 
 
 def _wrong_product(layout: LayoutFields, gpus: int) -> str:
@@ -539,11 +541,7 @@ def _furthest(value_result: SearchResult, result: SearchResult) -> tuple[LayoutF
     """
     codes, space = value_result.codes.reshape(-1), value_result.space
     if not codes.size:
-        raise refusal(
-            en="no layout has these values together: an interleaved schedule has 2 chunks or more, others have 1.",
-            fr="aucune configuration n’a ces valeurs ensemble : un ordonnancement interleaved a au moins 2 "
-            "chunks, tout autre en a 1.",
-        )
+        raise verdict_refused("values together")
     refusal_codes = codes[codes != CODE["same"]]  # a plainer layout says why better
     # Reasons are ordered: the largest code got furthest.
     code = int(refusal_codes.max()) if refusal_codes.size else CODE["same"]

@@ -8,13 +8,13 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
 from dlojz import models
 from dlojz.base.errors import LabError
-from dlojz.base.language import Language, language, one_of, refusal, say
+from dlojz.base.language import Language, language, one_of, refusal, refused, say, sentence
 from dlojz.config.engines import pipeline_stages, zero_stages
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import ENGINES as COSTED
@@ -24,6 +24,9 @@ from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.hardware.evidence import table
 from dlojz.models.foreign.names import is_elsewhere, shown_name
 
+_FILE: Final = Path(__file__).with_name("data") / "questions.md"
+question_sentence, question_refused = partial(sentence, _FILE), partial(refused, _FILE)
+"""A sentence about a question, by its key, and the error that says one."""
 _ROWS: Final[dict[str, str]] = {
     "megatron-1.7b": "sc21-1/1.7",
     "megatron-3.6b": "sc21-1/3.6",
@@ -144,20 +147,14 @@ def subject(model: str | DecoderSize, *, image_size: int | None = None, sequence
         sizes = f"{model.layers} × {model.hidden}"
         return _decoder(say(en=f"decoder {sizes}", fr=f"décodeur {sizes}"), model, sequence_length)
     if not isinstance(model, str):
-        raise refusal(
-            en=f"model must be a name or a DecoderSize, but {model!r} was received.",
-            fr=f"model doit être un nom ou un DecoderSize, mais {model!r} a été reçu.",
-        )
+        raise question_refused("no model", model=model)
     if model in models.names() or is_elsewhere(model):
         return _of_catalogue(model, image_size, sequence_length)
     key = model.strip().lower().replace("_", "-")
     if key not in published():
         raise LabError(one_of("model", model, (*models.names(), *published())))
     if image_size is not None:
-        raise refusal(
-            en=f"{model} reads text: image_size has no meaning for it, but {image_size!r} was received.",
-            fr=f"{model} lit du texte : image_size n’a pas de sens pour lui, mais {image_size!r} a été reçu.",
-        )
+        raise question_refused("text model", model=model, image_size=image_size)
     table_name = _ROWS[key].split("/")[0]
     size = next(row.size for row in table(table_name) if row.row == _ROWS[key])
     return _decoder(key, size, sequence_length)

@@ -27,7 +27,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import CHECKPOINTING, OFFLOAD, SCHEDULES, Layouts
 from dlojz.cost_model.layouts import CONTEXT_EXCHANGES, WORDS, Integers, usual_kernel
 from dlojz.hardware import Precision
-from dlojz.planner.planned_model import OFFERS, Offer, Subject
+from dlojz.planner.planned_model import OFFERS, Offer, Subject, question_sentence
 from dlojz.planner.question import Question
 from dlojz.prediction.shapes import check_stages_share_no_weight, model_shapes
 
@@ -414,13 +414,7 @@ def _refuse_no_runs(space: Space) -> None:
 def run_refusal(subject: Subject, precision: Precision, candidate: LayoutFields) -> str:
     """Say why no run of a model can have a layout, or none whose seconds are known; empty where one can."""
     if subject.is_elsewhere and candidate.tp > 1:
-        return say(
-            en=f"the planner knows no seconds of tp={candidate.tp} of a model from elsewhere: use tp=1; "
-            "`dlojz partition --tp` and `dlojz predict` know its plan, its bytes and its messages.",
-            fr=f"le planificateur ne connaît pas les secondes de tp={candidate.tp} pour un modèle venu d’ailleurs : "
-            "prenez tp=1 ; `dlojz partition --tp` et `dlojz predict` en connaissent le plan, les octets et les "
-            "messages.",
-        )
+        return question_sentence("seconds of tensor parallelism", candidate=candidate)
     try:
         config = run_config_of(subject, precision, candidate)
         check(RUN, config)

@@ -39,6 +39,9 @@ SPELLED = {
     "hardware/data/evidence.md": ("hardware/evidence.py",),
     "hardware/data/files.md": ("hardware/constants.py", "hardware/gpus.py", "hardware/clusters.py"),
     "planner/alpa/data/alpa.md": tuple(f"planner/alpa/{name}.py" for name in ALPA),
+    "planner/data/questions.md": tuple(
+        f"planner/{name}.py" for name in ("planned_model", "question", "export", "space")
+    ),
     "planner/data/verdicts.md": ("planner/explain.py", "planner/ask.py", "planner/answer.py"),
 }
 """By a file of sentences, the modules that write one by its key."""
