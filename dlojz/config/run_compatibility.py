@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from dlojz.base.language import say
 from dlojz.config.compatibility import LAYOUT, LEGAL, Facts, Rule, Verdict, first_set, has_experts, has_tied_head, rules
@@ -339,41 +339,30 @@ RUN: Final[tuple[Rule[RunFields], ...]] = rules(
 """What no engine of this version runs, though it can be predicted."""
 
 
-class KnownSchedule(Protocol):
-    """What the rules ask of a pipeline's schedule."""
-
-    @property
-    def name(self) -> str:
-        """Of the schedule."""
-
-    @property
-    def splits_backward(self) -> bool:
-        """Whether gradients of inputs and of weights are computed apart."""
-
-
 class PipelineRun(NamedTuple):
-    """A run in a pipeline, with its schedule."""
+    """A run in a pipeline, with the name of its schedule, and whether that computes gradients of weights apart."""
 
     config: RunFields
-    schedule: KnownSchedule
+    schedule: str
+    splits_backward: bool
 
 
 def _not_in_pipelines(run: PipelineRun) -> Facts | None:
-    config, schedule = run
+    config, schedule, splits_backward = run
     engine = config.layout.engine
-    asynchronous = schedule.name in ASYNCHRONOUS
+    asynchronous = schedule in ASYNCHRONOUS
     # A stage's buffers for what it sends and receives are made once, for one shape.
     runs: dict[str, tuple[object, ...]] = {"offload": ("none",), "curriculum": ("none",)}
     runs["zero"] = pipeline_stages(engine)
     if engine == "deepspeed":
         # Its PipelineModule checkpoints every block or none.
         runs["checkpointing"] = ("none", "full")
-    elif schedule.splits_backward or asynchronous:
+    elif splits_backward or asynchronous:
         runs["checkpointing"] = ("none",)
     if asynchronous:
         runs |= {"optimizer": ("sgd",), "dp": (1,), "precision": ("fp32",)}
     facts = _first_not_run(config, runs)
-    return {**facts, "schedule": schedule.name} if facts else None
+    return {**facts, "schedule": schedule} if facts else None
 
 
 PIPELINE: Final[tuple[Rule[PipelineRun], ...]] = rules(

@@ -117,14 +117,15 @@ class Device:
     context_bytes: int
     nccl_bytes: int
     cublas_workspace_bytes: int
-    peak_flops: Mapping[Precision, float] = field(hash=False)
-    memory_bytes_per_s: float
-    num_sms: int
-    tdp_w: float
-    idle_w: float
-    kernel_s: float
-    attention_flops: Mapping[str, float] = field(hash=False)
-    constants: Mapping[str, Constant] = field(hash=False)
+    peak_flops: Mapping[Precision, float] = field(default_factory=dict, hash=False)
+    # Not known: times that are computed from it are NaN.
+    memory_bytes_per_s: float = math.nan
+    num_sms: int = 0
+    tdp_w: float = math.nan
+    idle_w: float = math.nan
+    kernel_s: float = math.nan
+    attention_flops: Mapping[str, float] = field(default_factory=dict, hash=False)
+    constants: Mapping[str, Constant] = field(default_factory=dict, hash=False)
     family: str = ""
     attention_tokens: Mapping[str, int] = field(default_factory=dict, hash=False)
     product_flops: Mapping[Precision, Mapping[tuple[int, ...], float]] = field(default_factory=dict, hash=False)
@@ -350,15 +351,6 @@ def _of_size(memory_bytes: int) -> Device:
         context_bytes=int(CLASS_DEFAULTS["context"]),
         nccl_bytes=NCCL_BYTES,
         cublas_workspace_bytes=int(CLASS_DEFAULTS["cublas_workspace"]),
-        peak_flops={},
-        # Not known: times that are computed from it are NaN.
-        memory_bytes_per_s=math.nan,
-        num_sms=0,
-        tdp_w=math.nan,
-        idle_w=math.nan,
-        kernel_s=math.nan,
-        attention_flops={},
-        constants={},
         left_out=tuple(_OF_CUDA),
     )
 

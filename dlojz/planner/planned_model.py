@@ -27,22 +27,7 @@ from dlojz.models.foreign.names import is_elsewhere, shown_name
 _FILE: Final = Path(__file__).with_name("data") / "questions.md"
 question_sentence, question_refused = partial(sentence, _FILE), partial(refused, _FILE)
 """A sentence about a question, by its key, and the error that says one."""
-_ROWS: Final[dict[str, str]] = {
-    "megatron-1.7b": "sc21-1/1.7",
-    "megatron-3.6b": "sc21-1/3.6",
-    "megatron-7.5b": "sc21-1/7.5",
-    "megatron-18b": "sc21-1/18.4",
-    "megatron-39b": "sc21-1/39.1",
-    "megatron-76b": "sc21-1/76.1",
-    "megatron-145b": "sc21-1/145.6",
-    "megatron-310b": "sc21-1/310.1",
-    "megatron-530b": "sc21-1/529.6",
-    "megatron-1t": "sc21-1/1008.0",
-    "gpt3-175b": "korthikanti-5/175B-full",
-    "mt-nlg-530b": "mt-nlg/280",
-    "bloom-176b": "jean-zay-a100/950",
-    "llama-3-405b": "llama-3/8192-gpus",
-}
+_ROWS: Final[dict[str, str]] = tomllib.loads(_FILE.with_name("published.toml").read_text(encoding="utf-8"))
 """Names of published decoders, and the row of `dlojz.hardware` that holds each one's sizes."""
 
 

@@ -151,7 +151,8 @@ def broken_by(fields: dict[str, Any]) -> str | None:
     config = RunConfig.of(**fields)
     if (name := first_broken(RUN, config)) is not None:
         return name
-    return first_broken(PIPELINE, PipelineRun(config, schedule_of(config.layout)))
+    schedule = schedule_of(config.layout)
+    return first_broken(PIPELINE, PipelineRun(config, schedule.name, schedule.splits_backward))
 
 
 def test_rules_have_names_of_their_own_and_an_example_each() -> None:
