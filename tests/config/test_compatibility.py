@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import string
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -184,18 +183,6 @@ def test_each_rule_is_reached_and_says_so_in_both_languages(rule: Rule[Any]) -> 
 def test_a_gate_of_the_labs_own_has_all_its_losses(fields: dict[str, Any]) -> None:
     """Where no expert parallelism of DeepSpeed's brings its gate."""
     assert broken_by({**fields, "z_loss": 0.1}) is None
-
-
-@pytest.mark.parametrize("name", sentences(SENTENCES))
-def test_both_sentences_of_a_rule_tell_of_the_same_values(name: str) -> None:
-    """What is received is said in both; French may leave out what its grammar has twice."""
-
-    said = sentences(SENTENCES)[name]
-
-    def told(sentence: str) -> set[str]:
-        return {name for _, name, _, _ in string.Formatter().parse(sentence) if name}
-
-    assert told(said.en) == told(said.fr)
 
 
 def test_fields_are_below_the_rules_and_the_rules_below_the_run() -> None:
