@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from dlojz.base.language import say
 
@@ -114,8 +114,10 @@ def _registered() -> Iterator[EngineSpec]:
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
     for name, facts in tables.items():
         # What a form does not name is the strategy's.
-        whole = tables[name.partition("+")[0]] | facts
-        values = {key: tuple(value) if isinstance(value, list) else value for key, value in whole.items()}
+        whole: dict[str, Any] = tables[name.partition("+")[0]] | facts
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in whole.items()
+        }
         yield EngineSpec(name=name, **values)
 
 

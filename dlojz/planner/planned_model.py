@@ -232,8 +232,9 @@ def _offers() -> dict[str, Offer]:
     tables = tomllib.loads((Path(__file__).with_name("data") / "libraries.toml").read_text(encoding="utf-8"))
     offers = {}
     for name, facts in tables.items():
-        lab_stages = {"zero": zero_stages(name), "zero_pipeline": pipeline_stages(name)}
-        offers[name] = Offer(**lab_stages | {key: _as_tuples(value) for key, value in facts.items()})
+        values: dict[str, Any] = {"zero": zero_stages(name), "zero_pipeline": pipeline_stages(name)}
+        values |= {key: _as_tuples(value) for key, value in facts.items()}
+        offers[name] = Offer(**values)
     return offers
 
 
