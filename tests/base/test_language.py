@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from string import Formatter
 
@@ -53,6 +54,10 @@ def names_in(text: str) -> set[str]:
     return {name for _, name, _, _ in Formatter().parse(text) if name}
 
 
+def constants_of(nodes: Iterable[ast.AST]) -> set[str]:
+    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
 @pytest.mark.parametrize("file", [*SPELLED, "config/data/rules.md", "config/foreign_configs/data/sentences.md"])
 def test_both_sentences_of_a_key_tell_of_the_same_values(file: str) -> None:
     """What is received is said in both; French may leave out what its grammar has twice."""
@@ -69,18 +74,17 @@ def test_each_sentence_has_a_call_and_each_call_its_sentence(file: str) -> None:
     texts = language.sentences(PACKAGE / file)
     names = {key: {re.split(r"[.\[]", name)[0] for name in names_in(said.en)} for key, said in texts.items()}
     nodes = [node for module in SPELLED[file] for node in ast.walk(ast.parse((PACKAGE / module).read_text("utf-8")))]
-    spelled = {node.value for node in nodes if isinstance(node, ast.Constant)}
     called: set[str] = set()
     for call in nodes:
         if not isinstance(call, ast.Call) or not ast.unparse(call.func).endswith(WRITERS):
             continue
         argument = call.args[0]
         branches = (argument.body, argument.orelse) if isinstance(argument, ast.IfExp) else (argument,)
-        keys = {node.value for branch in branches for node in ast.walk(branch) if isinstance(node, ast.Constant)}
+        keys = constants_of(node for branch in branches for node in ast.walk(branch))
         if isinstance(argument, ast.JoinedStr):
-            keys = {key for key in texts if key.startswith(*keys)}
+            keys = {key for key in texts if key.startswith(tuple(keys))}
         elif isinstance(argument, ast.Name):
-            called |= spelled & set(texts)
+            called |= constants_of(nodes) & set(texts)
         called |= keys
         words = {keyword.arg for keyword in call.keywords}
         assert None in words or all(names[key] <= words for key in keys), ast.unparse(call)
