@@ -66,7 +66,7 @@ def check_pipeline(config: RunConfig) -> None:
         raise LabError(refusal)
     if layout.engine == "by_hand":
         check_executable(schedule, asynchronous=True)
-    check(PIPELINE, PipelineRun(config, schedule))
+    check(PIPELINE, PipelineRun(config, schedule.name, schedule.splits_backward))
 
 
 def check_tensor(config: RunConfig) -> None:

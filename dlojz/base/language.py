@@ -11,6 +11,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Final, Literal, NamedTuple, get_args
 
 from dlojz.base.errors import LabError
@@ -58,6 +60,33 @@ class Said(NamedTuple):
     def begun(self) -> Said:
         """Both with a capital, as at the beginning of a sentence."""
         return Said(*(text[:1].upper() + text[1:] for text in self))
+
+
+_SENTENCE = re.compile(r"^## (.+)\n\n- (.+)\n- (.+)$", re.MULTILINE)
+
+
+@cache
+def sentences(path: Path) -> dict[str, Said]:
+    """Read a Markdown file of sentences: under each key, `## KEY`, two points, the English one before the French one.
+
+    Raises:
+        ValueError: if a key has not one sentence in each language, or stands twice.
+    """
+    text = path.read_text(encoding="utf-8")
+    pairs = {key: Said(en, fr) for key, en, fr in _SENTENCE.findall(text)}
+    if 3 * len(pairs) != len(re.findall("^(?:##|-) ", text, re.MULTILINE)):
+        raise ValueError(f"{path}: a key has not one sentence in each language, or stands twice")
+    return pairs
+
+
+def sentence(path: Path, key: str, /, **facts: object) -> str:
+    """Write a sentence of a file (`sentences`) in the reader's language, with facts in its places."""
+    return str(sentences(path)[key]).format(**facts)
+
+
+def refused(path: Path, key: str, /, **facts: object) -> LabError:
+    """The error that refuses a request by a sentence of a file, with facts in its places."""
+    return LabError(sentence(path, key, **facts))
 
 
 class Wrong(Exception):  # noqa: N818 - it is a verdict, not an error of the program

@@ -11,6 +11,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -19,7 +20,7 @@ from pydantic import Field, field_validator, model_validator
 from dlojz.base.contract import Contract
 from dlojz.base.errors import LabError
 from dlojz.base.files import COURSE
-from dlojz.base.language import localized, one_of, refusal, say
+from dlojz.base.language import localized, one_of, refused, say
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import HIDDEN, RunConfig
 from dlojz.runnable import check_runnable
@@ -31,6 +32,8 @@ NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,39}")
 MAX_FILE_BYTES = 256 * 1024
 MAX_REPEATS, MAX_TIME_LIMIT_S = 20, 7 * 86_400
 
+_refused = partial(refused, Path(__file__).with_name("data") / "campaign.md")
+"""The error that refuses a campaign, by the key of its sentence."""
 Value = bool | int | float | str
 Table = dict[str, Value]
 
@@ -109,10 +112,7 @@ class Campaign(Contract):
             for key in self._fields_of(axis, values):
                 _check_field(key, f"[axes] {axis}")
                 if key in owners:
-                    raise refusal(
-                        en=f"the axes {owners[key]!r} and {axis!r} both set {key!r}: let one of them do it.",
-                        fr=f"les axes {owners[key]!r} et {axis!r} fixent tous deux {key!r} : laissez-le à l’un d’eux.",
-                    )
+                    raise _refused("two axes", owner=owners[key], axis=axis, key=key)
                 owners[key] = axis
         return self
 
@@ -122,12 +122,7 @@ class Campaign(Contract):
         tables = [value for value in values if isinstance(value, dict)]
         # Refused: an empty axis, tables mixed with plain values, a table with no field but `name`.
         if not values or (tables and len(tables) < len(values)) or any(not set(table) - {TITLE} for table in tables):
-            raise refusal(
-                en=f"the axis {axis!r} must be a list of values, or a list of tables with a field in each, but "
-                f"{str(values)[:200]} was received.",
-                fr=f"l’axe {axis!r} doit être une liste de valeurs, ou une liste de tables contenant chacune un "
-                f"champ, mais {str(values)[:200]} a été reçu.",
-            )
+            raise _refused("axis", axis=axis, values=str(values)[:200])
         return list(dict.fromkeys(key for table in tables for key in table if key != TITLE)) if tables else [axis]
 
 
@@ -167,30 +162,19 @@ def read_campaign(path: Path) -> Campaign:
             that names the file.
     """
     if not NAME.fullmatch(path.stem):
-        raise refusal(
-            en=f"the campaign file {path.name[:100]!r} names the folder of the report, so its name is made of at "
-            "most 40 letters, digits, '-', '_' and '.': rename it.",
-            fr=f"le fichier de campagne {path.name[:100]!r} nomme le dossier du rapport : son nom se compose d’au "
-            "plus 40 lettres, chiffres, « - », « _ » et « . » ; renommez-le.",
-        )
+        raise _refused("name", name=path.name[:100])
     try:
         with path.open("rb") as file:
             # One byte more than is legal: a huge file is not read whole to find out that it is too large.
             text = file.read(MAX_FILE_BYTES + 1)
         if len(text) > MAX_FILE_BYTES:
-            raise refusal(
-                en=f"it is larger than the {MAX_FILE_BYTES} bytes that a campaign may have.",
-                fr=f"il dépasse les {MAX_FILE_BYTES} octets qu’une campagne peut avoir.",
-            )
+            raise _refused("large file", most=MAX_FILE_BYTES)
         return Campaign.from_dict(tomllib.loads(text.decode("utf-8")))
     except OSError as error:
         reason = f"{error.strerror}."
     except (LabError, ValueError, RecursionError) as error:  # what TOML refuses is a ValueError
         reason = str(error)
-    raise refusal(
-        en=f"the campaign {path.name} cannot be used: {reason}",
-        fr=f"la campagne {path.name} est inutilisable : {reason}",
-    )
+    raise _refused("unusable", name=path.name, reason=reason)
 
 
 MAX_POINTS = 1000
@@ -262,13 +246,8 @@ def expand(campaign: Campaign, machine: str | None = None) -> CampaignPlan:
         except LabError as error:
             impossible.append(label + say(en=": ", fr=" : ") + str(error))
     if impossible:
-        bullets = "\n".join(f"  - {sentence}" for sentence in impossible)
-        raise refusal(
-            en=f"nothing was submitted: {len(impossible)} of the campaign's points cannot be run. Change them, or "
-            f"leave them out with [[exclude]]:\n{bullets}",
-            fr=f"rien n’a été soumis : {len(impossible)} points de la campagne ne peuvent pas être exécutés. "
-            f"Changez-les, ou écartez-les avec [[exclude]] :\n{bullets}",
-        )
+        bullets = "".join(f"\n  - {problem}" for problem in impossible)
+        raise _refused("impossible points", count=len(impossible), bullets=bullets)
     # Another machine takes the place of the campaign's: an exclusion by machine may then match nothing.
     _check(campaign, points, unused if machine is None else [])
     return CampaignPlan(tuple(points), tuple(excluded))
@@ -279,18 +258,11 @@ def _combinations(campaign: Campaign, machine: str | None) -> Iterator[tuple[dic
     axes = {name: values for name, values in campaign.axes.items() if machine is None or name != MACHINE}
     machines = _machines(campaign, machine)
     if any(not NAME.fullmatch(str(name)) for name in machines):
-        raise refusal(
-            en=f"a machine is named with at most 40 letters, digits, '-', '_' and '.', but {machines!r} was received.",
-            fr="une machine se nomme par au plus 40 lettres, chiffres, « - », « _ » et « . », mais "
-            f"{machines!r} a été reçu.",
-        )
+        raise _refused("machine name", machines=machines)
     # islice: a product of long axes is not walked to its end to find out that it is too large.
     count = len(list(itertools.islice(itertools.product(*axes.values()), MAX_POINTS + 1))) * campaign.repeats
     if count > MAX_POINTS:
-        raise refusal(
-            en=f"the campaign has more than the {MAX_POINTS} runs that one may have: shorten an axis.",
-            fr=f"la campagne dépasse les {MAX_POINTS} exécutions permises : raccourcissez un axe.",
-        )
+        raise _refused("runs", most=MAX_POINTS)
     for values in itertools.product(*axes.values()):
         labels: dict[str, str] = {}
         fields: Table = dict(campaign.base)
@@ -350,23 +322,12 @@ def _points(campaign: Campaign, labels: dict[str, str], fields: Table, before: i
 
 def _check(campaign: Campaign, points: list[CampaignPoint], unused: list[Exclusion]) -> None:
     if unused:
-        raise refusal(
-            en=f"the exclusion {unused[0].match} matches no point of the campaign: correct it, or take it out.",
-            fr=f"l’exclusion {unused[0].match} ne correspond à aucun point de la campagne : corrigez-la ou retirez-la.",
-        )
+        raise _refused("unused exclusion", match=unused[0].match)
     if not points:
-        raise refusal(
-            en=f"the campaign {campaign.title!r} has no point: all are excluded.",
-            fr=f"la campagne {campaign.title!r} n’a aucun point : tous sont exclus.",
-        )
+        raise _refused("no point", campaign=campaign)
     points_by_run: dict[tuple[str, str], CampaignPoint] = {}
     for point in points:
         # The hash covers the seed, so that repeats are no twins.
         twin = points_by_run.setdefault((point.machine, point.config.hash), point)
         if twin is not point:
-            raise refusal(
-                en=f"the points {twin.number} ({twin.label}) and {point.number} ({point.label}) are the same run: "
-                "exclude one of them.",
-                fr=f"les points {twin.number} ({twin.label}) et {point.number} ({point.label}) sont la même "
-                "exécution : excluez l’un des deux.",
-            )
+            raise _refused("twins", twin=twin, point=point)

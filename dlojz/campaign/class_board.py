@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from dlojz.base.errors import LabError
 from dlojz.base.files import config_folder
-from dlojz.base.language import refusal, say
+from dlojz.base.language import refusal, sentence
 from dlojz.labs.kit.lab import SCRIPT, LabProgress
 from dlojz.results.record import DamagedRecordError, RunRecord, read_record
 from dlojz.running.launch import is_replayed
@@ -115,7 +115,7 @@ def _student(folder: Path, name: str) -> Student:
             _read_progress(root, student)
             _read_runs(root, student)
     except OSError as error:  # it may vanish, or close itself, while it is read
-        student.problems.append(_unreadable(error))
+        student.problems.append(_problem("unreadable", reason=error.strerror))
     student.best.sort(key=lambda best: -best.samples_per_s)
     return student
 
@@ -250,19 +250,14 @@ def _plain(path: Path, most_bytes: int, student: Student) -> bool:
         # lstat looks at a link itself, not at what it points to.
         state = path.lstat()
     except OSError as error:
-        student.problems.append(_unreadable(error))
+        student.problems.append(_problem("unreadable", reason=error.strerror))
         return False
     if stat.S_ISLNK(state.st_mode):
         student.problems.append(_problem("link"))
     elif not stat.S_ISREG(state.st_mode):
         student.problems.append(_problem("special"))
     elif state.st_size > most_bytes:
-        student.problems.append(
-            say(
-                en=f"a file of {state.st_size} bytes is beyond the {most_bytes} that it may have and is not opened.",
-                fr=f"un fichier de {state.st_size} octets dépasse les {most_bytes} permis : il n’est pas ouvert.",
-            )
-        )
+        student.problems.append(_problem("large", size=state.st_size, most=most_bytes))
     elif not os.access(path, os.R_OK):
         student.problems.append(_problem("closed file"))
     else:
@@ -299,49 +294,16 @@ def _ended(record: RunRecord) -> datetime | None:
     return ended
 
 
-def _unreadable(error: OSError) -> str:
-    return say(en=f"something cannot be read: {error.strerror}.", fr=f"quelque chose est illisible : {error.strerror}.")
-
-
-def _problem(name: Literal["link", "damaged", "newer", "special", "many", "closed", "closed file"]) -> str:
-    """Say what is wrong, without the path, in which there is a name."""
-    return {
-        "link": say(en="a symbolic link is not followed.", fr="un lien symbolique n’est pas suivi."),
-        "damaged": say(en="a record is damaged and left out.", fr="un bilan est abîmé : il est laissé de côté."),
-        "newer": say(
-            en="a record is from a newer version of dlojz: update it.",
-            fr="un bilan vient d’une version plus récente de dlojz : mettez-le à jour.",
-        ),
-        "special": say(
-            en="a file is no regular file and is not opened.",
-            fr="un fichier n’est pas un fichier ordinaire : il n’est pas ouvert.",
-        ),
-        "closed": say(
-            en="the folder of a run cannot be read: Permission denied.",
-            fr="le dossier d’une exécution est illisible : permission refusée.",
-        ),
-        "closed file": say(
-            en="a file cannot be read: Permission denied.", fr="un fichier est illisible : permission refusée."
-        ),
-        "many": say(
-            en="too many records: the oldest are left out.",
-            fr="trop de bilans : les plus anciens sont laissés de côté.",
-        ),
-    }[name]
+_problem = partial(sentence, Path(__file__).with_name("data") / "board.md")
+"""Say what is wrong, without the path, in which there is a name."""
 
 
 def told_problems(student: Student) -> list[str]:
     """List the first few problems, each once with its count, and how many runs the hours leave out."""
-    counts = {sentence: student.problems.count(sentence) for sentence in dict.fromkeys(student.problems)}
-    sentences = [sentence if count == 1 else f"{count} × {sentence}" for sentence, count in counts.items()]
+    counts = {problem: student.problems.count(problem) for problem in dict.fromkeys(student.problems)}
+    sentences = [problem if count == 1 else f"{count} × {problem}" for problem, count in counts.items()]
     if student.untimed:
-        sentences.insert(
-            0,
-            say(
-                en=f"the GPU-hours leave out runs whose length is not known ({student.untimed}).",
-                fr=f"les heures GPU ne comptent pas les exécutions de durée inconnue ({student.untimed}).",
-            ),
-        )
+        sentences.insert(0, _problem("untimed", count=student.untimed))
     return sentences[:MAX_PROBLEMS] + (["…"] if len(sentences) > MAX_PROBLEMS else [])
 
 

@@ -12,6 +12,7 @@ import csv
 import io
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from dlojz.base.language import (
     refusal,
     rounded,
     say,
+    sentence,
 )
 from dlojz.base.table import Table, markdown_safe, safe, titles, visible
 from dlojz.campaign.campaign import FIELDS, MACHINE, TITLE, Campaign, CampaignPlan, CampaignPoint
@@ -328,23 +330,20 @@ def _used_hours(results: Sequence[Result]) -> str:
     return hours(sum(measured_hours)) + (left_out if unknown else "")
 
 
+_finding = partial(sentence, Path(__file__).with_name("data") / "findings.md")
+"""Conclude by the key of a sentence."""
+
+
 def findings(results: Sequence[Result]) -> Iterator[str]:
     """Conclude from the results, in sentences computed from its results."""
     runs = [result for result in results if result.state == "completed"]
     over = [result for result in results if result.state == "oom"]
-    yield say(
-        en=f"{len(runs)} of {len(results)} points completed; {len(over)} do not fit; "
-        f"{_used_hours(results)} rank-hours were used.",
-        fr=f"{len(runs)} points sur {len(results)} sont terminés ; {len(over)} ne tiennent pas ; "
-        f"{_used_hours(results)} heures × rangs ont été consommées.",
-    )
+    counts = {"completed": len(runs), "points": len(results), "over": len(over)}
+    yield _finding("points", **counts, hours=_used_hours(results))
     rated = [(result.samples_per_s, result) for result in runs if result.samples_per_s]
     if rated:
         rate, best = max(rated, key=lambda pair: pair[0])
-        yield say(
-            en=f"The highest throughput is that of {best.point.label}: {format_count(rate)} samples/s.",
-            fr=f"Le débit le plus élevé est celui de {best.point.label} : {format_count(rate)} échantillons/s.",
-        )
+        yield _finding("throughput", label=best.point.label, rate=format_count(rate))
     pairs = [(pair, result) for result in runs if None not in (pair := result.memory_bytes)]
     if pairs:
         # Relative to the measurement; max(…, 1) only guards against a division by 0.
@@ -352,26 +351,11 @@ def findings(results: Sequence[Result]) -> Iterator[str]:
             ((abs((pair[1] or 0) - (pair[0] or 0)) / max(pair[1] or 1, 1), result) for pair, result in pairs),
             key=lambda entry: entry[0],
         )
-        yield (
-            _exactly()
-            if not gap
-            else say(
-                en=f"The memory of the heaviest rank was predicted to within {_at_most(gap)} (farthest off: "
-                f"{worst.point.label}).",
-                fr=f"La mémoire du rang le plus chargé est prédite à {_at_most(gap)} près (le plus éloigné : "
-                f"{worst.point.label}).",
-            )
-        )
+        yield _finding("memory", gap=_at_most(gap), label=worst.point.label) if gap else _finding("memory to the byte")
     short = [result for result in runs if result.point.config.steps <= SETTLING_STEPS]
     if short:
-        yield say(
-            en=f"{len(short)} of {len(runs)} completed points made at most {SETTLING_STEPS} steps, in which engines "
-            f"still settle their buckets: their messages are not yet those of every step. {SETTLING_STEPS + 2} steps "
-            "also give a throughput.",
-            fr=f"{len(short)} points terminés sur {len(runs)} ont fait {SETTLING_STEPS} pas au plus, pendant lesquels "
-            "les moteurs règlent encore leurs buckets : leurs messages ne sont pas encore ceux de chaque pas. Avec "
-            f"{SETTLING_STEPS + 2} pas, on mesure aussi un débit.",
-        )
+        steps = {"settling": SETTLING_STEPS, "steps": SETTLING_STEPS + 2}
+        yield _finding("short runs", short=len(short), completed=len(runs), **steps)
     exact = [
         result.communication_bytes == result.outlook.communication_bytes
         for result in runs
@@ -380,27 +364,12 @@ def findings(results: Sequence[Result]) -> Iterator[str]:
         and result.outlook.communication_bytes is not None
     ]
     if exact:
-        yield say(
-            en=f"The messages of {sum(exact)} of {len(exact)} completed points are those predicted, byte for byte.",
-            fr=f"Les messages de {sum(exact)} points terminés sur {len(exact)} sont ceux prédits, à l’octet près.",
-        )
+        yield _finding("messages", exact=sum(exact), completed=len(exact))
     for result in results:
         # Wrong: predicted to fit and out of memory, or predicted not to fit and completed.
         fits, wrong = result.outlook.fits, result.outlook.fits is (result.state == "oom")
         if fits is not None and wrong and result.state in ("oom", "completed"):
-            yield say(
-                en=f"{result.point.label} was predicted {'to fit' if fits else 'not to fit'}, and "
-                f"{'did not' if fits else 'did'}.",
-                fr=f"{result.point.label} devait {'' if fits else 'ne pas '}tenir, d’après la prédiction, et "
-                f"{'n’a pas tenu' if fits else 'a tenu'}.",
-            )
-
-
-def _exactly() -> str:
-    return say(
-        en="The memory of the heaviest rank was predicted to the byte.",
-        fr="La mémoire du rang le plus chargé est prédite à l’octet près.",
-    )
+            yield _finding("fits against" if fits else "unfit against", label=result.point.label)
 
 
 def _at_most(share: float) -> str:
@@ -426,7 +395,7 @@ def markdown(campaign: Campaign, plan: CampaignPlan, results: Sequence[Result], 
     """Write the report as Markdown, with the figures as files."""
     lines = [f"# {markdown_safe(campaign.title)}", ""]
     lines += [markdown_safe(line) for line in campaign.description.strip().splitlines()]
-    lines += ["", *(f"- {markdown_safe(sentence)}" for sentence in findings(results)), "", measured(results).markdown()]
+    lines += ["", *(f"- {markdown_safe(text)}" for text in findings(results)), "", measured(results).markdown()]
     for name, figure in figures.items():
         lines += ["", f"![{markdown_safe(figure.alt)}]({name})"]
     for heading, points in _sections(plan, results):
@@ -447,7 +416,7 @@ def html(
         "style-src 'unsafe-inline'\">",
         f"<title>{safe(campaign.title)}</title><style>{STYLE}</style></head><body>",
         f"<h1>{safe(campaign.title)}</h1><pre>{description}</pre><ul>",
-        *(f"<li>{safe(sentence)}</li>" for sentence in findings(results)),
+        *(f"<li>{safe(text)}</li>" for text in findings(results)),
         "</ul>",
         measured(results)._repr_html_(),
     ]

@@ -42,7 +42,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal, say
+from dlojz.base.language import one_of, refusal, say, sentences
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -216,13 +216,15 @@ def predicting_flags() -> tuple[Flag, ...]:
 
 
 def _flag_of(name: str, field: FieldInfo, subject: ConfigSubject) -> Flag:
-    from dlojz.config.fields import field_help
+    from dlojz.config.fields import HELP
 
     kinds = _kinds(field)
     choices = [value for kind in kinds if typing.get_origin(kind) is Literal for value in typing.get_args(kind)]
     metavar = "|".join(choices) or ("INT" if int in kinds else "FLOAT" if float in kinds else "TEXT")
     spellings = (option_of(name),)
-    flag = Flag(name, *field_help(field), metavar, field.default, kind="field", spellings=spellings, subject=subject)
+    flag = Flag(
+        name, *sentences(HELP)[name], metavar, field.default, kind="field", spellings=spellings, subject=subject
+    )
     return replace(flag, metavar="", kind="switch") if bool in kinds else flag
 
 

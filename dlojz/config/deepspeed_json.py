@@ -14,17 +14,21 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from dlojz.base.contract import parse_json
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal, say
+from dlojz.base.language import one_of, refused, say, sentence
 from dlojz.config.engines import DEEPSPEED_BUCKET_ELEMENTS, SUB_GROUP_ELEMENTS
 from dlojz.config.optimizers import OPTIMIZERS
 from dlojz.config.run_config import RunConfig
 
 Kind = Literal["count", "number", "switch", "word", "object", "any"]
+_FILE: Final = Path(__file__).with_name("data") / "deepspeed.md"
+_sentence, _refused = partial(sentence, _FILE), partial(refused, _FILE)
+"""A sentence about a configuration, by its key, and the error that says one."""
 
 
 def _keys(kind: Kind, names: str) -> dict[str, Kind]:
@@ -130,12 +134,7 @@ def check(document: Mapping[str, Any]) -> None:
             raise LabError(one_of(f"{section}.device", device, ["none", "cpu"]))
     _check_stage(zero)
     if document.get("gradient_clipping", 0) != 0:
-        raise refusal(
-            en=f"gradient_clipping={document['gradient_clipping']:g} would be another training: the lab never clips, "
-            "so that all engines can be compared; write 0.0, or leave it out.",
-            fr=f"gradient_clipping={document['gradient_clipping']:g} serait un autre entraînement : le TP n’écrête "
-            "jamais, pour que tous les moteurs se comparent ; écrivez 0.0, ou retirez-le.",
-        )
+        raise _refused("clipping", clipping=document["gradient_clipping"])
 
 
 def _check_stage(zero: Mapping[str, Any]) -> None:
@@ -144,11 +143,7 @@ def _check_stage(zero: Mapping[str, Any]) -> None:
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
         raise LabError(one_of("zero_optimization.stage", stage, ["0", "1", "2", "3"]))
     if (zero.get("offload_param") or {}).get("device", "none") != "none" and stage != 3:
-        raise refusal(
-            en=f"offload_param needs ZeRO-3, but stage {stage} was received: write stage 3, or offload_optimizer.",
-            fr=f'offload_param demande ZeRO-3, mais "stage": {stage} a été reçu : écrivez "stage": 3, ou '
-            "offload_optimizer.",
-        )
+        raise _refused("offloaded parameters need stage 3", stage=stage)
 
 
 def _check_fixed(key: str, value: Any) -> None:
@@ -161,12 +156,7 @@ def _check_fixed(key: str, value: Any) -> None:
         # False == 0 in Python: a switch in the place of a number is another value.
         matches = value == fixed and isinstance(value, bool) == isinstance(fixed, bool)
     if not matches:
-        raise refusal(
-            en=f"{key} is known to DeepSpeed and not done by the lab, which keeps one training and measures it itself: "
-            "leave it out.",
-            fr=f"DeepSpeed connaît {key}, mais le TP ne le fait pas : il garde un seul entraînement et le mesure "
-            "lui-même ; retirez cette clé.",
-        )
+        raise _refused("done by DeepSpeed alone", key=key)
 
 
 def _unknown(section: str, key: str, legal: Mapping[str, Kind]) -> str:
@@ -176,10 +166,7 @@ def _unknown(section: str, key: str, legal: Mapping[str, Kind]) -> str:
     if not close:
         usual = [name for name in legal if legal is SECTIONS.get(section) or name in DONE]
         return one_of(say(en=f"DeepSpeed key{section_text}", fr=f"clé{section_text} de DeepSpeed"), key, usual)
-    return say(
-        en=f"DeepSpeed has no key{section_text} {key!r}: did you mean {close[0]!r}?",
-        fr=f"DeepSpeed n’a pas de clé{section_text} {key!r} : peut-être {close[0]!r} ?",
-    )
+    return _sentence("close key", section_text=section_text, key=key, close=close[0])
 
 
 def _check_value(section: str, key: str, value: Any, legal: Mapping[str, Kind]) -> None:
@@ -187,28 +174,18 @@ def _check_value(section: str, key: str, value: Any, legal: Mapping[str, Kind]) 
     if key not in legal:
         raise LabError(_unknown(section, key, legal))
     if value == "auto":
-        raise refusal(
-            en=f"{full_key} is 'auto', which only Hugging Face's Trainer fills in: write the value.",
-            fr=f"{full_key} vaut 'auto', que seul le Trainer de Hugging Face remplace : écrivez la valeur.",
-        )
+        raise _refused("auto", full_key=full_key)
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    is_legal, en, fr = {
-        "any": (True, "", ""),
-        "switch": (isinstance(value, bool), "true or false", "true ou false"),
-        "number": (number and value >= 0, "a number, at least 0", "un nombre, au moins 0"),
-        "count": (
-            number and value >= 1 and float(value).is_integer(),
-            "a whole number, at least 1",
-            "un nombre entier, au moins 1",
-        ),
-        "word": (isinstance(value, str), "a text", "un texte"),
-        "object": (isinstance(value, Mapping), "an object, {…}", "un objet, {…}"),
+    is_legal = {
+        "any": True,
+        "switch": isinstance(value, bool),
+        "number": number and value >= 0,
+        "count": number and value >= 1 and float(value).is_integer(),
+        "word": isinstance(value, str),
+        "object": isinstance(value, Mapping),
     }[legal[key]]
     if not is_legal:
-        raise refusal(
-            en=f"{full_key} must be {en}, but {value!r} was received.",
-            fr=f"{full_key} doit être {fr}, mais {value!r} a été reçu.",
-        )
+        raise _refused("value", full_key=full_key, kind=_sentence(f"kind {legal[key]}"), value=value)
 
 
 def _left_to_the_lab(document: Mapping[str, Any]) -> Iterator[str]:
@@ -262,17 +239,9 @@ def optimizer_fields(section: Mapping[str, Any], stage: int) -> dict[str, Any]:
     if type_name is None or name is None:
         raise LabError(one_of("optimizer.type", type_name, NAMES))
     if stage and name in WHOLE_LAYERS:
-        raise refusal(
-            en=f"optimizer {name} needs whole layers, and ZeRO-{stage} gives each rank a flat share that cuts through "
-            "them, so it cannot be sharded: use AdamW, or stage 0.",
-            fr=f"l’optimiseur {name} a besoin de couches entières, or ZeRO-{stage} donne à chaque rang une part à plat "
-            "qui les coupe : il ne peut pas être découpé. Prenez AdamW, ou le niveau 0.",
-        )
+        raise _refused("whole layers", name=name, stage=stage)
     if name in NOT_IN_THE_LAB:
-        raise refusal(
-            en=f"optimizer {name} is DeepSpeed's and not one of the lab's: use {', '.join(NAMES)}.",
-            fr=f"l’optimiseur {name} existe dans DeepSpeed mais pas dans le TP : prenez {', '.join(NAMES)}.",
-        )
+        raise _refused("foreign optimizer", name=name, names=", ".join(NAMES))
     rule = NAMES[name]
     fields = {"optimizer": rule}
     for key, value in section.get("params", {}).items():
@@ -285,10 +254,7 @@ def _rate(rule: str, key: str, value: Any) -> dict[str, Any]:
     rate_fields = {"lr": "learning_rate", "weight_decay": "weight_decay"}
     # `type`, as True is an int for isinstance.
     if value == "auto" or (key in (*rate_fields, "momentum") and type(value) not in (int, float)):
-        raise refusal(
-            en=f"optimizer.params.{key} must be a number, but {value!r} was received.",
-            fr=f"optimizer.params.{key} doit être un nombre, mais {value!r} a été reçu.",
-        )
+        raise _refused("rate", key=key, value=value)
     if key in rate_fields:
         return {rate_fields[key]: value}
     if key == "momentum" and rule == "sgd":
@@ -309,14 +275,7 @@ def _rate(rule: str, key: str, value: Any) -> dict[str, Any]:
 
 
 def _fixed(key: str, value: Any, fixed: Any) -> LabError:
-    return LabError(
-        say(
-            en=f"optimizer.params.{key} is {fixed} in the lab, but {value!r} was received: write {fixed}, or leave it "
-            "out.",
-            fr=f"optimizer.params.{key} vaut {fixed} dans le TP, mais {value!r} a été reçu : écrivez {fixed}, ou "
-            "retirez-le.",
-        )
-    )
+    return _refused("fixed rate", key=key, fixed=fixed, value=value)
 
 
 MAX_BYTES = 2**20
@@ -433,28 +392,19 @@ def _document(source: str | os.PathLike[str]) -> dict[str, Any]:
         name = str(path)
         try:
             if path.stat().st_size > MAX_BYTES:
-                raise refusal(
-                    en=f"{name} is larger than {MAX_BYTES} bytes, so it is no DeepSpeed configuration.",
-                    fr=f"{name} dépasse {MAX_BYTES} octets : ce n’est pas une configuration de DeepSpeed.",
-                )
+                raise _refused("large", name=name, most=MAX_BYTES)
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError, ValueError) as error:
             if isinstance(error, LabError):  # which is a ValueError too
                 raise
             reason = getattr(error, "strerror", None) or "it is no text"
-            raise refusal(
-                en=f"the DeepSpeed configuration {name} cannot be read: {reason}.",
-                fr=f"la configuration DeepSpeed {name} ne peut pas être lue : {reason}.",
-            ) from None
+            raise _refused("unreadable", name=name, reason=reason) from None
     try:
         document = parse_json(str(text))
     except LabError as error:
         raise LabError(f"{name}: {error}") from None
     if not isinstance(document, dict):
-        raise refusal(
-            en=f"{name} must hold a JSON object, {{…}}, but {type(document).__name__} was received.",
-            fr=f"{name} doit contenir un objet JSON, {{…}}, mais {type(document).__name__} a été reçu.",
-        )
+        raise _refused("no object", name=name, type_name=type(document).__name__)
     return document
 
 
@@ -470,12 +420,7 @@ def _states(document: Mapping[str, Any]) -> dict[str, Any]:
         elements = max(1, int(zero["sub_group_size"]))  # 0 makes a group of each parameter, as 1 does
         fields["sub_group_size"] = None if elements == SUB_GROUP_ELEMENTS else elements
     if parameters and not optimizer:
-        raise refusal(
-            en="offload_param is there without offload_optimizer: the lab offloads parameters together with the "
-            "optimizer, so give both the same device, or offload_optimizer alone.",
-            fr="offload_param est là sans offload_optimizer : le TP décharge les paramètres avec l’optimiseur. Donnez "
-            "aux deux le même device, ou offload_optimizer seul.",
-        )
+        raise _refused("parameters alone")
     if optimizer:
         fields["offload"] = "parameters" if parameters else "optimizer"
     return fields
@@ -487,12 +432,7 @@ def _pipeline(document: Mapping[str, Any]) -> dict[str, Any]:
     if interval is None:
         return {}
     if interval not in (0, 1):
-        raise refusal(
-            en=f"pipeline.activation_checkpoint_interval={interval} was received, but the lab checkpoints every block "
-            "(1) or none (0).",
-            fr=f"pipeline.activation_checkpoint_interval={interval} a été reçu, mais le TP met des points de contrôle "
-            "à chaque bloc (1) ou à aucun (0).",
-        )
+        raise _refused("interval", interval=interval)
     return {"checkpointing": "full" if interval else "none"}
 
 
@@ -505,10 +445,7 @@ def _precision(document: Mapping[str, Any]) -> dict[str, Any]:
     """Read the precision of the weights and of the gradients that are kept."""
     bf16, fp16 = (document.get(name, {}).get("enabled", False) for name in ("bf16", "fp16"))
     if bf16 and fp16:
-        raise refusal(
-            en="bf16 and fp16 are both enabled, which DeepSpeed refuses: enable one of them.",
-            fr="bf16 et fp16 sont activés tous les deux, ce que DeepSpeed refuse : activez l’un des deux.",
-        )
+        raise _refused("two precisions")
     # What the file does not say is left to `base`.
     fields: dict[str, Any] = {}
     if bf16 or fp16:
@@ -549,10 +486,5 @@ def _batch(document: Mapping[str, Any], base: RunConfig) -> dict[str, Any]:
         accumulation = max(1, int(total) // (int(micro) * ranks))
     product = int(micro) * int(accumulation) * ranks
     if int(total) != product:
-        raise refusal(
-            en=f"train_batch_size={total} is not micro-batch × accumulation × ranks = {micro} × {accumulation} × "
-            f"{ranks} = {product}: correct one of them, or leave train_batch_size out.",
-            fr=f"train_batch_size={total} n’est pas micro-batch × accumulation × rangs = {micro} × {accumulation} × "
-            f"{ranks} = {product} : corrigez l’un d’eux, ou retirez train_batch_size.",
-        )
+        raise _refused("batch", total=total, micro=micro, accumulation=accumulation, ranks=ranks, product=product)
     return {"micro_batch": int(micro), "micro_batches": int(accumulation)}

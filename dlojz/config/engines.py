@@ -3,14 +3,16 @@
 An entry names what implements the engine, and one table in each room above holds the implementations under these names:
 trainers are classes of `dlojz.train.engines`, states are in `dlojz.prediction.states`, traffic in
 `dlojz.prediction.communication`, overlays in `dlojz.prediction.forecast`. `tests/config/test_engines.py` says which
-name a table lacks. To add an engine, add its entry here and what it names there.
+name a table lacks. To add an engine, add its entry to `data/engines.toml` and what it names there.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Final, Literal, get_args
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
 
 from dlojz.base.language import say
 
@@ -106,175 +108,22 @@ class EngineSpec:
         return say(en=self.en, fr=self.fr) + (f" (ZeRO-{zero})" if zero != self.zero[-1] else "")
 
 
-def _by_hand(stage: int) -> EngineSpec:
-    return EngineSpec(
-        name=f"by_hand-{stage}",
-        provider="by_hand",
-        zero=(stage,),
-        en=f"ZeRO-{stage} by hand",
-        fr=f"ZeRO-{stage} à la main",
-        trainer="sharded.ZeroByHandEngine",
-        states="zero_by_hand",
-        traffic="zero_by_hand",
-        overlay=f"zero_{stage}_by_hand",
-        autocast=stage < 3,
-    )
-
-
-def _deepspeed(stage: int) -> EngineSpec:
-    kind = ("deepspeed_0", "deepspeed_1_or_2", "deepspeed_1_or_2", "deepspeed_3")[stage]
-    return EngineSpec(
-        name=f"zero-{stage}",
-        provider="deepspeed",
-        zero=(stage,),
-        en=f"DeepSpeed ZeRO-{stage}",
-        fr=f"DeepSpeed ZeRO-{stage}",
-        trainer="deepspeed.DeepSpeedEngine",
-        states=kind,
-        traffic=kind,
-        overlay=kind,
-        # Stages 2 and 3 would shard gradients that a pipeline accumulates over its micro-batches.
-        pipeline_zero=(stage,) if stage < 2 else (),
-        programs=("deepspeed", "accelerate"),
-        saves_inputs_late=stage == 3,
-        gathers_experts=stage < 3,
-        takes_frozen=True,
-        gathers_frozen=stage == 3,
-        flattens_unreached=True,
-    )
-
-
-_PLAIN: Final = (
-    EngineSpec(
-        name="single",
-        provider="single",
-        zero=(0,),
-        en="one process",
-        fr="un processus",
-        trainer="base.Engine",
-        states="replicated",
-        traffic="none",
-        overlay="one_process",
-        pipeline_zero=(0,),
-        programs=("torch", "accelerate", "megatron", "colossalai"),
-        autocast=True,
-        replicates=True,
-        keeps_dtypes=True,
-        takes_frozen=True,
-        skips_unreached=True,
-    ),
-    EngineSpec(
-        name="ddp",
-        provider="torch",
-        zero=(0,),
-        en="DDP",
-        fr="DDP",
-        trainer="replicated.DDPEngine",
-        states="replicated",
-        traffic="ddp",
-        overlay="ddp",
-        pipeline_zero=(0,),
-        programs=("torch", "accelerate", "megatron", "colossalai"),
-        autocast=True,
-        replicates=True,
-        takes_bucket_mib=True,
-        torch_buckets=True,
-        averages_each_micro_batch=True,
-        keeps_dtypes=True,
-        takes_frozen=True,
-        skips_unreached=True,
-    ),
-    EngineSpec(
-        name="by_hand",
-        provider="by_hand",
-        zero=(0,),
-        en="DDP by hand",
-        fr="DDP à la main",
-        trainer="replicated.ByHandEngine",
-        states="replicated",
-        traffic="by_hand",
-        overlay="by_hand",
-        pipeline_zero=(0,),
-        programs=("megatron",),
-        autocast=True,
-        replicates=True,
-        takes_bucket_mib=True,
-        leaves_averaging=True,
-        keeps_dtypes=True,
-        takes_frozen=True,
-    ),
-    *map(_by_hand, (1, 2, 3)),
-    EngineSpec(
-        name="fsdp2",
-        provider="torch",
-        zero=(2, 3),
-        en="FSDP2",
-        fr="FSDP2",
-        trainer="sharded.FSDP2Engine",
-        states="fsdp2",
-        traffic="fsdp2",
-        overlay="fsdp2",
-        pipeline_zero=(2,),
-        programs=("torch", "accelerate"),
-        saves_inputs_late=True,
-        gathers_per_step=True,
-        averages_each_micro_batch=True,
-        keeps_dtypes=True,
-        takes_frozen=True,
-        gathers_frozen=True,
-        skips_unreached=True,
-    ),
-    *map(_deepspeed, (0, 1, 2, 3)),
-)
-_AVERAGING: Final[tuple[Form, ...]] = ("one_bit", "local_steps")
-"""Forms whose optimizer averages over the ranks itself."""
-_FORMS: Final[tuple[tuple[Strategy, Form, dict[str, str]], ...]] = (
-    ("ddp", "hooks", {"overlay": "hooked_ddp"}),
-    *(
-        ("by_hand", form, {"trainer": "replicated.CommunicatingEngine", "traffic": form, "overlay": form})
-        for form in _AVERAGING
-    ),
-    ("by_hand", "experts", {"trainer": "expert_engines.ExpertEngine", "traffic": "experts", "overlay": "experts"}),
-    (
-        "zero-0",
-        "experts",
-        {
-            "trainer": "expert_engines.DeepSpeedExpertEngine",
-            "traffic": "experts",
-            "overlay": "deepspeed_experts",
-        },
-    ),
-    ("single", "in_backward", {"overlay": "in_backward"}),
-    (
-        "by_hand",
-        "in_backward",
-        {"trainer": "replicated.ByHandInBackwardEngine", "overlay": "by_hand_in_backward"},
-    ),
-    ("single", "in_forward", {"overlay": "in_forward"}),
-    ("ddp", "in_forward", {"overlay": "ddp_in_forward"}),
-    ("by_hand", "in_forward", {"overlay": "by_hand_in_forward"}),
-    *((strategy, "megatron", {"overlay": "megatron"}) for strategy in ("single", "ddp", "by_hand")),
-)
-"""Forms of the strategies, each with the implementations that differ."""
-
-
 def _registered() -> Iterator[EngineSpec]:
-    plain = {spec.name: spec for spec in _PLAIN}
-    yield from _PLAIN
-    for strategy, form, otherwise in _FORMS:
-        spec = plain[strategy]
+    """Read the engines from `data/engines.toml`."""
+    path = Path(__file__).with_name("data") / "engines.toml"
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    for name, facts in tables.items():
         # What a form does not name is the strategy's.
-        yield replace(
-            spec,
-            name=f"{strategy}+{form}",
-            trainer=otherwise.get("trainer", spec.trainer),
-            traffic=otherwise.get("traffic", spec.traffic),
-            overlay=otherwise.get("overlay", spec.overlay),
-        )
+        whole: dict[str, Any] = tables[name.partition("+")[0]] | facts
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in whole.items()
+        }
+        yield EngineSpec(name=name, **values)
 
 
 ENGINES: Final[dict[str, EngineSpec]] = {spec.name: spec for spec in _registered()}
 """Every engine by its name: the strategies first, then their forms."""
+_PLAIN: Final = tuple(ENGINES[name] for name in STRATEGIES)
 # One entry per provider and stage; FSDP2 has two.
 _STRATEGY_OF: Final[dict[tuple[str, int], Strategy]] = {
     (ENGINES[name].provider, stage): name for name in STRATEGIES for stage in ENGINES[name].zero

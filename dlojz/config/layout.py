@@ -28,9 +28,9 @@ from pydantic import model_validator
 
 from dlojz.base.contract import check_whole
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal, say
+from dlojz.base.language import one_of, say
 from dlojz.config.compatibility import LAYOUT, check
-from dlojz.config.fields import MAX_DEGREE, LayoutFields
+from dlojz.config.fields import MAX_DEGREE, LayoutFields, run_refused, run_sentence
 
 
 class Layout(LayoutFields):
@@ -62,11 +62,8 @@ class Layout(LayoutFields):
         works = (
             f"dp={processes // other_degrees}" if fits else f"{self.world_size} " + say(en="processes", fr="processus")
         )
-        raise refusal(
-            en=f"{self.degrees} needs {self.world_size} processes ({times}), but {processes} were received: use "
-            f"{works}.",
-            fr=f"{self.degrees} demande {self.world_size} processus ({times}), mais {processes} ont été reçus : "
-            f"prenez {works}.",
+        raise run_refused(
+            "processes", degrees=self.degrees, world_size=self.world_size, times=times, processes=processes, works=works
         )
 
 
@@ -121,12 +118,7 @@ class RankGrid:
         if self.order not in ORDERS:
             raise LabError(one_of("order", self.order, ORDERS))
         if self.world_size > MAX_RANKS:
-            raise refusal(
-                en=f"{self.degrees} make {self.world_size} ranks, but a grid lists at most {MAX_RANKS}: use smaller "
-                "degrees.",
-                fr=f"{self.degrees} font {self.world_size} rangs, mais une grille en énumère au plus {MAX_RANKS} : "
-                "prenez des degrés plus petits.",
-            )
+            raise run_refused("large grid", degrees=self.degrees, world_size=self.world_size, most=MAX_RANKS)
 
     @property
     def world_size(self) -> int:
@@ -204,9 +196,8 @@ class RankGrid:
         positions = {"pp": pp, "dp": dp, "tp": tp, "cp": cp}
         for axis, index in positions.items():
             if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < self.size(axis):
-                raise refusal(
-                    en=f"{axis}={index!r} is outside the grid ({self.degrees}): use 0 to {self.size(axis) - 1}.",
-                    fr=f"{axis}={index!r} est hors de la grille ({self.degrees}) : prenez 0 à {self.size(axis) - 1}.",
+                raise run_refused(
+                    "outside the grid", axis=axis, index=index, degrees=self.degrees, most=self.size(axis) - 1
                 )
         return sum(positions[axis] * stride for axis, stride in self._strides.items())
 
@@ -284,11 +275,7 @@ class RankGrid:
 
     def _check_rank(self, rank: int) -> None:
         if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.world_size:
-            raise refusal(
-                en=f"there is no rank {rank!r} in a grid of {self.world_size}: use 0 to {self.world_size - 1}.",
-                fr=f"il n’y a pas de rang {rank!r} dans une grille de {self.world_size} : prenez 0 à "
-                f"{self.world_size - 1}.",
-            )
+            raise run_refused("no rank", rank=rank, world_size=self.world_size, most=self.world_size - 1)
 
 
 def complete(
@@ -329,11 +316,8 @@ def complete(
     )
     if len(missing) > 1:
         received = words or say(en="none", fr="aucun")
-        raise refusal(
-            en=f"two of the degrees dp, pp and tp make the third, but {received} was received for {processes} "
-            f"processes: give {missing[0]} or {missing[1]} too (1 where an axis is not used).",
-            fr=f"deux des degrés dp, pp et tp donnent le troisième, mais {received} a été reçu pour {processes} "
-            f"processus : donnez aussi {missing[0]} ou {missing[1]} (1 pour un axe inutilisé).",
+        raise run_refused(
+            "two degrees missing", received=received, processes=processes, first_axis=missing[0], second_axis=missing[1]
         )
     # A remainder, or, where no degree is missing, another product.
     if processes % product or (not missing and processes != product):
@@ -350,12 +334,7 @@ def _degrees_refusal(processes: int, degrees: dict[str, int | None], words: str,
         # The multiples of the product below and above; −(−a // b) rounds up.
         below, above = processes // product * product, -(-processes // product) * product
         works = say(en=" or ", fr=" ou ").join(str(number) for number in (below, above) if number)
-        return say(
-            en=f"{words} need a multiple of {product} processes, but {processes} were received: use {works} processes, "
-            f"or degrees whose product divides {processes}.",
-            fr=f"{words} demandent un multiple de {product} processus, mais {processes} ont été reçus : prenez {works} "
-            f"processus, ou des degrés dont le produit divise {processes}.",
-        )
+        return run_sentence("no multiple of processes", words=words, product=product, processes=processes, works=works)
     times = " × ".join(degrees)
     # For each degree the product of all others.
     other_products = {name: product // (degree or 1) for name, degree in degrees.items()}
@@ -368,7 +347,4 @@ def _degrees_refusal(processes: int, degrees: dict[str, int | None], words: str,
         None,
     )
     works = say(en=" or ", fr=" ou ").join(filter(None, (fits, f"{product} " + say(en="processes", fr="processus"))))
-    return say(
-        en=f"{words} make {product} processes ({times}), but {processes} were received: use {works}.",
-        fr=f"{words} font {product} processus ({times}), mais {processes} ont été reçus : prenez {works}.",
-    )
+    return run_sentence("other product", words=words, product=product, times=times, processes=processes, works=works)

@@ -24,10 +24,10 @@ from dlojz import data as datasets
 from dlojz import models
 from dlojz.base.contract import Contract, check_at_least
 from dlojz.base.errors import LabError
-from dlojz.base.language import integer, one_of, refusal, say
+from dlojz.base.language import integer, one_of, say
 from dlojz.config.compatibility import LEGAL, check
 from dlojz.config.engines import ENGINES, EngineSpec, Form
-from dlojz.config.fields import RunFields
+from dlojz.config.fields import RunFields, run_refused, run_sentence
 from dlojz.config.layout import Layout
 from dlojz.config.optimizers import COMPRESSED, LOCAL
 from dlojz.config.run_compatibility import CONTEXT, ELSEWHERE, LIBRARY, PRECISIONS
@@ -99,12 +99,7 @@ def _script_named(name: str, arguments: tuple[str, ...]) -> dict[str, Any]:
         module = name.removeprefix("-m ").strip()
         path = file_of_module(module)
         if path is None:
-            raise refusal(
-                en=f"there is no module {module!r} to run here: give its name as `python -m` takes it, from the folder "
-                "that its package lies in (dlojz run -m package.train), or the path of a script.",
-                fr=f"il n’y a pas ici de module {module!r} à exécuter : donnez son nom comme à `python -m`, depuis le "
-                "dossier qui contient son paquet (dlojz run -m paquet.train), ou le chemin d’un script.",
-            )
+            raise run_refused("no module", module=module)
         return {"path": str(path), "module": module, "arguments": arguments}
     file = Path(name).expanduser().absolute()
     is_file = os.path.isfile(file)  # noqa: PTH113 - unlike Path's method False for a name that no file system takes
@@ -145,12 +140,7 @@ def no_script(name: str) -> LabError:
         flaw = say(en=f"{name!r} is no Python script", fr=f"{name!r} n’est pas un script Python")
     else:
         flaw = say(en=f"{name!r} is no file", fr=f"{name!r} n’est pas un fichier")
-    return refusal(
-        en=f"{flaw}: give the path of a Python script (train.py), a module (-m package.train), or after -- the command "
-        "that starts one (torchrun train.py).",
-        fr=f"{flaw} : donnez le chemin d’un script Python (train.py), un module (-m paquet.train), ou après -- la "
-        "commande qui le lance (torchrun train.py).",
-    )
+    return run_refused("no script", flaw=flaw)
 
 
 def file_of_module(module: str) -> Path | None:
@@ -418,12 +408,7 @@ def _fill_in_model(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
     if has_input and isinstance(name, str) and is_taken_as_told(name):
         return {**fields, "model": absolute_name(name) if executes_files() else name}
     if is_elsewhere(name) and not executes_files():
-        raise refusal(
-            en=f"the configuration of {name} says not both its data set and one size of its input, so that the model "
-            "would have to be executed to be read: it is no whole configuration of a run.",
-            fr=f"la configuration de {name} ne donne pas à la fois son jeu de données et une taille de son entrée : il "
-            "faudrait exécuter le modèle pour la lire, ce n’est pas une configuration entière d’exécution.",
-        )
+        raise run_refused("no whole configuration", name=name)
     spec = models.spec(name)
     filled = {**fields, "model": spec.name}
     _default(filled, "data", datasets.default_for(spec.family, spec.num_classes))
@@ -503,18 +488,8 @@ def vocabulary_note(config: RunConfig) -> str:
         return ""
     words, vocab = integer(config.num_classes), integer(spec.num_classes)
     if words == vocab:
-        return say(
-            en=f"{config.model} is trained with its own vocabulary of {words} tokens, on random ones "
-            f"(data={config.data_name}).",
-            fr=f"{config.model} s’entraîne avec son propre vocabulaire de {words} tokens, tirés au hasard "
-            f"(data={config.data_name}).",
-        )
-    return say(
-        en=f"{config.model} is trained with the {words} tokens of data={config.data_name}, not with its whole "
-        f"vocabulary of {vocab}: it has fewer parameters.",
-        fr=f"{config.model} s’entraîne avec les {words} tokens de data={config.data_name}, et non avec les {vocab} de "
-        "son propre vocabulaire : il a moins de paramètres.",
-    )
+        return run_sentence("own vocabulary", config=config, words=words, data=config.data_name)
+    return run_sentence("vocabulary of the data", config=config, words=words, data=config.data_name, vocab=vocab)
 
 
 LIBRARY_TITLES = {
@@ -537,9 +512,4 @@ def fallback_note(config: RunConfig, wrapped_in: str) -> str:
     if not sharded or wrapped_in != "DistributedDataParallel":
         return ""
     title = LIBRARY_TITLES[config.library]
-    return say(
-        en=f"asked for {config.layout.title}, {title} trained with DDP: it leaves its plugins aside where there is no "
-        "GPU, and does not say so.",
-        fr=f"au lieu de {config.layout.title}, {title} a entraîné avec DDP : sans GPU, il laisse ses plugins de côté, "
-        "sans le dire.",
-    )
+    return run_sentence("fallback", config=config, title=title)

@@ -33,8 +33,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from dlojz.base.language import refusal, say
-from dlojz.config.fields import CurriculumFields, RunFields
+from dlojz.config.fields import CurriculumFields, RunFields, run_refused, run_sentence
 from dlojz.config.optimizers import LOCAL
 
 AT_ONCE: Final = ("for_loop", "foreach", "fused")
@@ -76,12 +75,7 @@ def powersgd_start(steps: int) -> int:
 
 def powersgd_restart_note(steps: int) -> str:
     """Note for a resumed run whose gradients PowerSGD compresses: it starts without its errors."""
-    return say(
-        en=f"a checkpoint keeps no errors of PowerSGD, as they belong to DDP's buckets: the next {steps} steps send "
-        "their gradients in full, and compression then begins anew.",
-        fr=f"un checkpoint ne garde pas les erreurs de PowerSGD, qui appartiennent aux buckets de DDP : les {steps} "
-        "prochains pas envoient leurs gradients en entier, puis la compression repart de zéro.",
-    )
+    return run_sentence("PowerSGD restarts", steps=steps)
 
 
 def meets(step: int, local_steps: int, warmup_steps: int = 0, total_steps: int | None = None) -> bool:
@@ -138,20 +132,10 @@ def check_stages(warmup_steps: int, total_steps: int | None) -> None:
         LabError: in one sentence.
     """
     if warmup_steps < 1:
-        raise refusal(
-            en=f"warmup_steps must be at least 1, but {warmup_steps} was received: the variance by which the second "
-            "stage divides is that of the first.",
-            fr=f"warmup_steps doit valoir au moins 1, mais {warmup_steps} a été reçu : la variance par laquelle divise "
-            "la seconde phase est celle de la première.",
-        )
+        raise run_refused("warm-up steps", warmup_steps=warmup_steps)
     if total_steps is not None and warmup_steps >= total_steps:
         max_warmup = max(1, total_steps - 1)
-        raise refusal(
-            en=f"warmup_steps={warmup_steps} leaves nothing to compress in a run of {total_steps} steps: use at most "
-            f"{max_warmup}, or more steps; 15 to 25 % of the run is usual.",
-            fr=f"warmup_steps={warmup_steps} ne laisse rien à compresser dans un entraînement de {total_steps} pas : "
-            f"prenez au plus {max_warmup}, ou davantage de pas ; 15 à 25 % de l’entraînement est l’usage.",
-        )
+        raise run_refused("no second stage", warmup_steps=warmup_steps, total_steps=total_steps, max_warmup=max_warmup)
 
 
 def check_local_steps(local_steps: int, total_steps: int | None) -> None:
@@ -161,54 +145,24 @@ def check_local_steps(local_steps: int, total_steps: int | None) -> None:
         LabError: in one sentence.
     """
     if local_steps < 1:
-        raise refusal(
-            en=f"local_steps must be at least 1, but {local_steps} was received: it is the steps from one meeting of "
-            "the replicas to the next.",
-            fr=f"local_steps doit valoir au moins 1, mais {local_steps} a été reçu : ce sont les pas d’une rencontre "
-            "des répliques à la suivante.",
-        )
+        raise run_refused("local steps", local_steps=local_steps)
     if total_steps is not None and local_steps > total_steps:
-        raise refusal(
-            en=f"local_steps={local_steps} is longer than the run of {total_steps} steps: use at most {total_steps}, "
-            "or more steps.",
-            fr=f"local_steps={local_steps} dépasse l’entraînement de {total_steps} pas : prenez au plus {total_steps}, "
-            "ou davantage de pas.",
-        )
+        raise run_refused("no meeting", local_steps=local_steps, total_steps=total_steps)
 
 
 def no_effect_note(name: str) -> str:
     """Note for a compressing optimizer on one process: it has no effect."""
-    return say(
-        en=f"{name} has one process: it sends nothing, so compression does nothing but freeze the variance; use two "
-        "processes or more.",
-        fr=f"{name} n’a qu’un processus : il n’envoie rien, donc la compression ne fait rien d’autre que geler la "
-        "variance ; prenez deux processus ou plus.",
-    )
+    return run_sentence("nothing to compress", name=name)
 
 
 def single_replica_note(name: str) -> str:
     """Note for an averaging optimizer on one process: it has no effect."""
-    outer = name.lower() == "diloco"
-    return say(
-        en=f"{name} has one process: it sends nothing, so averaging does nothing"
-        + (", and the outer step alone remains" if outer else "")
-        + "; use two processes or more.",
-        fr=f"{name} n’a qu’un processus : il n’envoie rien, donc moyenner ne fait rien"
-        + (", et seul le pas extérieur reste" if outer else "")
-        + " ; prenez deux processus ou plus.",
-    )
+    return run_sentence("outer step alone" if name.lower() == "diloco" else "nothing to average", name=name)
 
 
 def resized_note(name: str, old: int, ranks: int) -> str:
     """Note for a run resumed with another number of ranks than the checkpoint's: what is dropped."""
-    if name in LOCAL:
-        en = f"with dp={ranks} every replica goes on from what the first of {old} had, as if they had just met"
-        fr = f"avec dp={ranks}, chaque réplique repart de l’état de la première de {old}, comme si toutes venaient de "
-        fr += "se rencontrer"
-    else:
-        en = f"the errors held back by {old} ranks are dropped, and with dp={ranks} compression begins with none"
-        fr = f"les erreurs retenues par {old} rangs sont abandonnées, et avec dp={ranks} la compression repart sans"
-    return say(en=f"{name}: {en}.", fr=f"{name} : {fr}.")
+    return run_sentence("resized, local" if name in LOCAL else "resized, compressed", name=name, ranks=ranks, old=old)
 
 
 _DEFAULTS: Final = {name: field.default for name, field in CurriculumFields.model_fields.items()}
@@ -290,12 +244,7 @@ def stages_of(written: str) -> tuple[tuple[int, int], ...]:
     """
     dense = written.replace(" ", "")
     if len(dense) > MAX_WRITTEN or not _STAGES.fullmatch(dense):
-        raise refusal(
-            en="curriculum_lengths is a list of lengths and their last steps such as 16:100,32:200, but "
-            f"{written[:60]!r} was received.",
-            fr="curriculum_lengths est une liste de longueurs et de leurs derniers pas, comme 16:100,32:200, mais "
-            f"{written[:60]!r} a été reçu.",
-        )
+        raise run_refused("curriculum", written=written[:60])
     pairs = (pair.partition(":") for pair in dense.split(","))
     return tuple((int(length), int(last_step)) for length, _, last_step in pairs)
 
@@ -362,8 +311,5 @@ def whole_length(config: RunFields) -> int:
         LabError: if the run reads images.
     """
     if config.sequence_length is None:
-        raise refusal(
-            en=f"{config.model} reads images, which have no tokens: use a gpt or llama model.",
-            fr=f"{config.model} lit des images, qui n’ont pas de tokens : prenez un modèle gpt ou llama.",
-        )
+        raise run_refused("images", config=config)
     return config.sequence_length

@@ -6,8 +6,10 @@ compared without looking at a string.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -46,8 +48,6 @@ WORDS: Final[dict[str, tuple[str, ...]]] = {
 SOFTWARE: Final = ("torch", "transformer_engine", "fused_optimizer")
 """Columns that are what the engine has today unless they are given."""
 TORCH_TODAY: Final = Version(2, 13)
-TRANSFORMER_ENGINE_TODAY: Final = Version(2, 8)
-"""Any from 2.0 on is alike here."""
 EARLY_STOP_SINCE: Final = Version(2, 1)
 """Since which torch a checkpoint without reentrance stops computing again once it has all that the backward reads.
 
@@ -359,7 +359,7 @@ class LibraryHabits:
     casts: float = 2.0
     stops_early: bool = False
     fused_optimizer: bool = True
-    transformer_engine: int = 0
+    transformer_engine: int
     gathers_per_layer: int = 1
     flat_buffers: bool = False
     fsdp: bool = False
@@ -372,84 +372,14 @@ class LibraryHabits:
     source: str
 
 
-HABITS: Final[dict[str, LibraryHabits]] = {
-    "megatron": LibraryHabits(
-        flat_buffers=True, source="Narayanan et al. 2021, §4.1: scatter/gather; collectives not overlapped"
-    ),
-    "megatron-deepspeed": LibraryHabits(
-        gather_interfaces=1,
-        reduces_each=True,
-        gathers_per_layer=4,
-        flat_buffers=True,
-        source="deepspeed/runtime/pipe/engine.py: is_pipe_partitioned = is_model_parallel; with a pipeline it refuses "
-        "ZeRO-2 and 3, so that how it gathers and reduces then is deepspeed's",
-    ),
-    "deepspeed": LibraryHabits(
-        gather_interfaces=1,
-        reduces_each=True,
-        gathers_per_layer=4,
-        flat_buffers=True,
-        source="ZeRO-3 gathers one parameter at a time over all ranks: one ring, one interface per node; "
-        "a layer has four matrices",
-    ),
-    "megatron-core": LibraryHabits(
-        hidden_tensor=0.5,
-        blocking=False,
-        in_place_loss=True,
-        transformer_engine=TRANSFORMER_ENGINE_TODAY.number,
-        source="Megatron-LM README: --tp-comm-overlap, --overlap-p2p-communication; core/tensor_parallel",
-    ),
-    "torchtitan": LibraryHabits(
-        alternates=True,
-        loss="torch",
-        keeps_gathered=True,
-        casts=3.0,
-        stops_early=True,
-        fsdp=True,
-        copies_weights=True,
-        gathers_fp8=True,
-        copies_messages=True,
-        expands_keys=True,
-        fused_optimizer=False,
-        source="Liang et al. 2024 (arXiv 2410.06511), gradients reduced in fp32, §2.3 every second product kept, §2.4 "
-        "blocks compiled one by one (the loss is not); torchtitan, parallelize_llama.py: tensor parallelism with "
-        "SequenceParallel norms, fully_shard of each block, then of the model; its pull request 437: collectives of "
-        "TP along dim 1, each with a cat (torch, _functional_collectives.py); docs/float8.md: float8 all-gather for "
-        "FSDP, and for TP by default; model.py: repeat_kv before attention; torch, pipelining/stage.py: "
-        "perform_reduce_grad; _context_parallel/_attention.py: _AllGatherRotater, dkv_rotater, convert_to_f32; "
-        "torch's checkpoint without reentrance; torchao's dynamic scaling reads once more for amax",
-    ),
-    "nemo": LibraryHabits(
-        hidden_tensor=0.5,
-        blocking=False,
-        in_place_loss=True,
-        transformer_engine=TRANSFORMER_ENGINE_TODAY.number,
-        source="as megatron-core; its fused cross-entropy scripts the same passes (core/fusions)",
-    ),
-    "llama": LibraryHabits(
-        blocking=False,
-        rings=False,
-        source="Llama 3 (arXiv 2407.21783), §3.3.2: asynchronous point-to-point; keys and values all-gathered first",
-    ),
-    "composer": LibraryHabits(
-        loss="fused, two metrics",
-        stops_early=True,
-        fsdp=True,
-        flattens_gradients=True,
-        fused_optimizer=False,
-        source="mosaicml/llm-foundry: FSDP with one unit per block, `fused_crossentropy`; mosaicml/composer: mixed "
-        "precision DEFAULT reduces in fp32; metrics of training in `_eval_train_metrics`; checkpoint not reentrant",
-    ),
-    "fms-fsdp": LibraryHabits(
-        loss="torch",
-        stops_early=True,
-        fsdp=True,
-        flattens_gradients=True,
-        fused_optimizer=False,
-        source="foundation-model-stack/fms-fsdp, main_training.py: FSDP of torch with a unit per block, torch.compile, "
-        "CrossEntropyLoss; policies: reduced in bf16, every k-th block checkpointed without reentrance",
-    ),
-}
+def _habits() -> dict[str, LibraryHabits]:
+    tables = tomllib.loads((Path(__file__).with_name("data") / "libraries.toml").read_text(encoding="utf-8"))
+    for habits in tables.values():
+        habits["transformer_engine"] = Version.of(habits.get("transformer_engine", "0")).number
+    return {name: LibraryHabits(**habits) for name, habits in tables.items()}
+
+
+HABITS: Final = _habits()
 
 
 def habit(layouts: Layouts, name: str) -> Reals:

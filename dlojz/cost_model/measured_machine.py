@@ -19,7 +19,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Self, cast, get_args
 
@@ -30,7 +30,7 @@ from dlojz import models
 from dlojz.base.contract import Contract, parse_json
 from dlojz.base.errors import LabError
 from dlojz.base.files import config_folder, write_atomic
-from dlojz.base.language import decimal, percent, refusal, say
+from dlojz.base.language import decimal, percent, refused, say, sentence
 from dlojz.by_hand.collectives.running import TimedMessage
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model.calibration import BOUNDS, LEAST_LEFT, Calibration, Product
@@ -52,6 +52,9 @@ KINDS: Final[dict[str, int | None]] = {
 """What is timed, and how many numbers its size has (None: as many as the case has, 0 among them);
 `dlojz.cost_model.measuring` and `measuring_kernels` say what."""
 NEEDED: Final = ("product", "pass", "launch", "update")
+_FILE: Final = Path(__file__).with_name("data") / "measured.md"
+_sentence, _refused = partial(sentence, _FILE), partial(refused, _FILE)
+"""A sentence about measurements, by its key, and the error that says one."""
 
 
 class Setup(Contract):
@@ -72,27 +75,14 @@ class Setup(Contract):
             # None: any number of sizes, 0 among them.
             fits = numbers is None or (numbers == len(timing.size) and all(part > 0 for part in timing.size))
             if not (fits and 0 < timing.seconds < math.inf):
-                raise refusal(
-                    en=f"a timing has a kind ({', '.join(KINDS)}), its sizes and seconds above 0, but "
-                    f"{tuple(timing)!r} was received.",
-                    fr=f"une mesure a une sorte ({', '.join(KINDS)}), ses tailles et une durée de plus de 0 s, "
-                    f"mais {tuple(timing)!r} a été reçu.",
-                )
+                raise _refused("timing", kinds=", ".join(KINDS), timing=tuple(timing))
         for point in self.points:
             if not (point.message_bytes > 0 and 0 < point.time_s < math.inf and point.size == self.ranks):
-                raise refusal(
-                    en=f"a message of {self.ranks} ranks has bytes and seconds above 0, but {tuple(point)!r} was "
-                    "received.",
-                    fr=f"un message de {self.ranks} rangs a une taille et une durée positives, mais "
-                    f"{tuple(point)!r} a été reçu.",
-                )
+                raise _refused("message", ranks=self.ranks, point=tuple(point))
         absent = [kind for kind in NEEDED if not any(timing.what == kind for timing in self.timings)]
         if absent or (self.ranks > 1 and not self.points):
             lacking = ", ".join(absent) or say(en="messages", fr="les messages")
-            raise refusal(
-                en=f"the measurements of {self.ranks} rank(s) lack {lacking}: run `dlojz calibrate` again.",
-                fr=f"aux mesures sur {self.ranks} rang(s), il manque {lacking} : relancez `dlojz calibrate`.",
-            )
+            raise _refused("lacking", ranks=self.ranks, lacking=lacking)
         return self
 
 
@@ -123,10 +113,7 @@ class Measured(Contract):
     def _ordered(self) -> Self:
         ranks = [setup.ranks for setup in self.setups]
         if ranks != sorted(set(ranks)) or ranks[0] != 1:
-            raise refusal(
-                en=f"setups grow in their number of ranks and begin with 1, but {ranks} was received.",
-                fr=f"les configurations vont par nombre de rangs croissant, à partir de 1 ; reçu : {ranks}.",
-            )
+            raise _refused("setups", ranks=ranks)
         return self
 
     @property
@@ -146,10 +133,7 @@ class Measured(Contract):
         """Say how old the calibration is, how noisy, and how busy the machine then was."""
         age = "" if self.age_s is None else f"{format_age(self.age_s)}, "
         noise, load = percent(self.noise(ranks), 0), decimal(self.load, 1)
-        return say(
-            en=f"calibrated {self.date} ({age}median residual {noise}, load {load} then)",
-            fr=f"calibrée le {self.date} ({age}résidu médian {noise}, charge {load} alors)",
-        )
+        return _sentence("calibrated", date=self.date, age=age, noise=noise, load=load)
 
     @property
     def gpu_is_measured(self) -> bool:
@@ -165,12 +149,7 @@ class Measured(Contract):
         for setup in self.setups:
             if setup.ranks >= ranks:  # ascending: the first that is enough
                 return setup
-        raise refusal(
-            en=f"this machine was measured on up to {self.setups[-1].ranks} ranks, but {ranks} were asked for: run "
-            f"`dlojz calibrate --ranks {ranks}`.",
-            fr=f"cette machine a été mesurée jusqu’à {self.setups[-1].ranks} rangs, mais {ranks} sont demandés : "
-            f"lancez `dlojz calibrate --ranks {ranks}`.",
-        )
+        raise _refused("ranks", most=self.setups[-1].ranks, ranks=ranks)
 
 
 def format_age(age_s: float) -> str:
@@ -205,10 +184,7 @@ def write_measured(path: Path, measured: Measured) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps({**content, "sha256": _checksum(content)}, indent=1, ensure_ascii=False) + "\n")
     except OSError as error:
-        raise refusal(
-            en=f"the calibration cannot be written to {path}: {error.strerror}; give another path.",
-            fr=f"le calibrage ne peut pas être écrit dans {path} : {error.strerror} ; donnez un autre chemin.",
-        ) from None
+        raise _refused("unwritten", path=path, reason=error.strerror) from None
 
 
 def read_measured(path: Path | None = None) -> Measured:
@@ -220,22 +196,14 @@ def read_measured(path: Path | None = None) -> Measured:
     path = path or default_path()
 
     def damaged(reason: str) -> LabError:
-        return LabError(
-            say(
-                en=f"the calibration {path.name} is damaged: {reason} Run `dlojz calibrate` again.",
-                fr=f"le calibrage {path.name} est abîmé : {reason} Relancez `dlojz calibrate`.",
-            )
-        )
+        return _refused("damaged", name=path.name, reason=reason)
 
     try:
         if path.stat().st_size > MOST_BYTES:
             raise damaged(say(en="it is too large.", fr="il est trop gros."))
         content = parse_json(path.read_bytes())
     except OSError as error:
-        raise refusal(
-            en=f"there is no calibration at {path} ({error.strerror}): run `dlojz calibrate` first.",
-            fr=f"il n’y a pas de calibrage dans {path} ({error.strerror}) : lancez d’abord `dlojz calibrate`.",
-        ) from None
+        raise _refused("no file", path=path, reason=error.strerror) from None
     except LabError as error:
         # Errors of the file itself already name it.
         raise error if path.name in str(error) else damaged(str(error)) from None
@@ -243,11 +211,7 @@ def read_measured(path: Path | None = None) -> Measured:
         raise damaged(say(en="it holds no JSON object.", fr="ce n’est pas un objet JSON."))
     version = content.get("schema_version")
     if isinstance(version, int) and version > 1:
-        raise refusal(
-            en=f"the calibration {path.name} has schema version {version}, newer than this dlojz: update dlojz.",
-            fr=f"le calibrage {path.name} a la version {version} du schéma, plus récente que ce dlojz : mettez "
-            "dlojz à jour.",
-        )
+        raise _refused("newer", name=path.name, version=version)
     stored = content.pop("sha256", None)
     if stored != _checksum(content):
         raise damaged(say(en="its checksum does not match.", fr="sa somme de contrôle ne correspond pas."))
@@ -283,10 +247,7 @@ def from_measurements(
     }
     for kind, seconds_of in measurements.items():
         if not seconds_of or min(seconds_of) <= 0:
-            raise refusal(
-                en=f"{kind} needs measurements, each longer than 0 s, but {seconds_of[:3]} was received.",
-                fr=f"{kind} demande des mesures, chacune de plus de 0 s, mais {seconds_of[:3]} a été reçu.",
-            )
+            raise _refused("no measurements", kind=kind, received=seconds_of[:3])
     # With all efficiencies at their bounds, predicted ÷ measured is the share of the best that was reached.
     perfect = replace(
         Calibration(name), product_efficiency=BOUNDS["product_efficiency"].high,
@@ -455,10 +416,7 @@ def site(measured: Measured, ranks: int = 1, *, image: bool = True, precision: P
     begun_s = 0.0 if on_gpu else launch_s
     product_timings = [timing for timing in setup.timings if timing.what in kinds and timing.precision == precision]
     if not any(timing.what == "product" for timing in product_timings):
-        raise refusal(
-            en=f"products in {precision} were not measured on this machine: use fp32.",
-            fr=f"les produits en {precision} n’ont pas été mesurés sur cette machine : prenez fp32.",
-        )
+        raise _refused("precision", precision=precision)
     # Never less than LEAST_LEFT of it.
     products = [
         (_product(timing), max(timing.seconds - begun_s, LEAST_LEFT * timing.seconds)) for timing in product_timings
@@ -651,14 +609,7 @@ def local_parts(machine: Measured, config: RunConfig) -> Parts:
     layout = config.layout
     schedule = layout.schedule or "1f1b"
     if schedule not in SCHEDULES or layout.offload != "none" or layout.engine == "deepspeed":
-        raise refusal(
-            en=f"a step on this machine is predicted for the schedules {', '.join(SCHEDULES)} without offload, "
-            f"with engine torch or by_hand, but {schedule}, offload={layout.offload!r}, "
-            f"engine={layout.engine!r} was received.",
-            fr=f"une itération sur cette machine se prédit pour les ordonnancements {', '.join(SCHEDULES)} sans "
-            f"offload, avec engine torch ou by_hand, mais {schedule}, offload={layout.offload!r}, "
-            f"engine={layout.engine!r} a été reçu.",
-        )
+        raise _refused("no step", schedules=", ".join(SCHEDULES), schedule=schedule, layout=layout)
     image = models.spec(config.model).family == "image"
     local_site = _site(machine, layout.world_size, image, config.compute_precision)
     parts = _computed(machine, config, image)

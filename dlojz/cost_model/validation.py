@@ -13,9 +13,11 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -55,23 +57,15 @@ class Tool(NamedTuple):
     note: str
 
 
-_AS_IT_COMES: Final = "run as it comes, not tuned: its A100 80 GB, full recomputation, 1F1B, no overlap"
-TOOLS: Final = {
-    "korthikanti-5": (
-        Tool("Calculon", 0.0365, "its own validation (Isaev et al., SC23), eight of these rows, which it was tuned to"),
-    ),
-    "vtrain-multi": (
-        Tool("vTrain", 0.1473, "its authors (Bang et al., MICRO 2024), all rows, profiled on the same GPUs"),
-        Tool("Calculon", 0.154, _AS_IT_COMES),
-    ),
-    "jean-zay-a100": (
-        Tool("Calculon", 0.24, f"{_AS_IT_COMES}; ZeRO-1, 25 GB/s between nodes (30 % with 6.25); it has no vocabulary"),
-    ),
-    "mt-nlg": (Tool("llm-analysis given the rate", None, "its own example, from the TFLOP/s measured: no prediction"),),
-    "korthikanti-memory": (
-        Tool("Calculon", 0.0208, "its own validation, activations of figure 1; 6.7 % on figure 7, 8.5 % on states"),
-    ),
-}
+def _tools() -> dict[str, tuple[Tool, ...]]:
+    tables = tomllib.loads((Path(__file__).with_name("data") / "tools.toml").read_text(encoding="utf-8"))
+    return {
+        name: tuple(Tool(tool["name"], tool.get("mean"), tool["note"]) for tool in tools)
+        for name, tools in tables.items()
+    }
+
+
+TOOLS: Final = _tools()
 """What is known of other tools, table by table."""
 
 

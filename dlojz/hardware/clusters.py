@@ -20,8 +20,8 @@ from pydantic import Field, model_validator
 from dlojz.base.contract import Contract
 from dlojz.base.errors import LabError
 from dlojz.base.files import COURSE
-from dlojz.base.language import one_of, refusal, say
-from dlojz.hardware.constants import Constant, ConstantsFile, title_words
+from dlojz.base.language import one_of, say
+from dlojz.hardware.constants import Constant, ConstantsFile, file_refused, file_sentence, title_words
 from dlojz.hardware.gpus import Device, gpu
 from dlojz.hardware.links import Interconnect, link
 
@@ -124,20 +124,13 @@ def read_cluster(path: Path) -> Cluster:
 
 def _cluster(file: ConstantsFile) -> Cluster:
     if "machine" in file.content:
-        raise file.refuse(
-            f"machine is no key any more: what that file says goes into a table [slurm] here, as in {_EXAMPLE}.",
-            "machine n’est plus une clé : ce que dit ce fichier de machine va ici même, dans une table [slurm], comme "
-            f"dans {_EXAMPLE}.",
-        )
+        raise file.refuse(file_sentence("machine", example=_EXAMPLE))
     file.keys(_KEYS)
     chip, constants = _own_gpu(file)
     constants |= {key: file.constant(key, unit) for key, unit in _SCALARS.items()}
     if constants["pue"].value < 1:
         value = constants["pue"].value
-        raise file.refuse(
-            f"pue must be at least 1, but {value} was received.",
-            f"pue doit être au moins égal à 1, mais {value} a été reçu.",
-        )
+        raise file.refuse(file_sentence("pue", value=value))
     return Cluster(
         file.path.stem,
         file.text("title"),
@@ -170,10 +163,7 @@ def cluster(name: str | Path) -> Cluster:
     if isinstance(name, Path) or str(name).endswith(".toml"):
         path = Path(name).expanduser()
         if not path.is_file():
-            raise refusal(
-                en=f"there is no hardware file {str(name)!r}: copy {_EXAMPLE}.",
-                fr=f"il n’y a pas de fichier {str(name)!r} : copiez {_EXAMPLE}.",
-            )
+            raise file_refused("no cluster file", name=str(name), example=_EXAMPLE)
         return read_cluster(path)
     # Blanks and hyphens are taken for underscores.
     key = str(name).strip().lower().replace(" ", "_").replace("-", "_")
@@ -209,15 +199,9 @@ class _FileContract(Contract):
             # pydantic would take "4" or true for a number.
             numeric = field is not None and field.annotation in (int, float, int | None, float | None)
             if numeric and (isinstance(value, bool | str)):
-                raise refusal(
-                    en=f"{key} is a number, but {value!r} was received.",
-                    fr=f"{key} est un nombre, mais {value!r} a été reçu.",
-                )
+                raise file_refused("number", key=key, value=value)
             if field is not None and field.annotation is bool and not isinstance(value, bool):
-                raise refusal(
-                    en=f"{key} is true or false, but {value!r} was received.",
-                    fr=f"{key} est true ou false, mais {value!r} a été reçu.",
-                )
+                raise file_refused("truth value", key=key, value=value)
         return data
 
 
@@ -273,19 +257,10 @@ class Machine(_FileContract):
         for location, word in words:
             # An empty word is one only where the field may be left out.
             if not _WORD.fullmatch(word) or (not word and location not in ("python", "torch_module")):
-                raise refusal(
-                    en=f"{location} holds {word!r}, which is no plain word: letters, digits and @ . _ / : = + , - "
-                    "may be there, after $NAME at its beginning.",
-                    fr=f"{location} contient {word!r}, qui n’est pas un simple mot : lettres, chiffres et "
-                    "@ . _ / : = + , - sont permis, après $NOM au début.",
-                )
+                raise file_refused("word", location=location, word=word)
         for name in self.environment:
             if not _VARIABLE.fullmatch(name):
-                raise refusal(
-                    en=f"environment holds the name {name!r}, but a variable's name is made of letters, digits and _.",
-                    fr=f"environment contient le nom {name!r}, or un nom de variable est fait de lettres, de "
-                    "chiffres et de _.",
-                )
+                raise file_refused("variable", name=name)
         return self
 
 
@@ -338,10 +313,7 @@ def _machine(file: ConstantsFile) -> Machine:
     if "device" not in file.content:
         file.keys(_KEYS)
         if "slurm" not in file.content:
-            raise file.refuse(
-                f"nothing says how jobs are sent there: add a table [slurm], as in {_EXAMPLE}.",
-                f"rien ne dit comment y soumettre des travaux : ajoutez une table [slurm], comme dans {_EXAMPLE}.",
-            )
+            raise file.refuse(file_sentence("no jobs", example=_EXAMPLE))
         common = {
             "title": file.text("title"),
             "device": file.named("gpu"),
@@ -353,20 +325,14 @@ def _machine(file: ConstantsFile) -> Machine:
     try:
         return _from_toml(file.path.stem, common, table)
     except LabError as error:
-        raise refusal(
-            en=f"the machine file {file.path.name} is refused: {error}",
-            fr=f"le fichier de machine {file.path.name} est refusé : {error}",
-        ) from None
+        raise file_refused("machine file", name=file.path.name, error=error) from None
 
 
 def _from_toml(name: str, common: dict[str, Any], table: Mapping[str, Any]) -> Machine:
     legal = sorted(set(Machine.model_fields) - {"name"})
     for key in ("cluster", "partition", "constraint", "reservation", "python"):
         if table.get(key) == "":
-            raise refusal(
-                en=f"{key} is an empty text: leave the line out.",
-                fr=f"{key} est un texte vide : retirez la ligne.",
-            )
+            raise file_refused("empty text", key=key)
     for key in table:
         if key not in legal:
             raise LabError(one_of("key", key, legal))
@@ -422,9 +388,4 @@ def choose(name: str | None, fits: Iterable[str] | None = None) -> Machine:
     fitting = set(fits or ()) if local_machines else set()  # read once: `fits` may be a generator
     if fitting & set(candidates):
         return machine(next(name for name in candidates if name in fitting))
-    raise refusal(
-        en=f"several machines could be meant ({', '.join(candidates)}): say which, with machine='NAME' or "
-        "$DLOJZ_MACHINE; `dlojz machines` describes them.",
-        fr=f"plusieurs machines sont possibles ({', '.join(candidates)}) : dites laquelle, avec machine='NOM' ou "
-        "$DLOJZ_MACHINE ; `dlojz machines` les décrit.",
-    )
+    raise file_refused("several machines", candidates=", ".join(candidates))

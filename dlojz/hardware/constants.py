@@ -13,18 +13,22 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeGuard
 
 from dlojz.base.errors import LabError
 from dlojz.base.files import config_folder, write_atomic
-from dlojz.base.language import one_of, say
+from dlojz.base.language import colon, one_of, refused, say, sentence
 
 STANDINGS: Final = ("measured", "published", "derived", "unconfirmed")
 """How far a figure is to be trusted, the most first."""
 _PARTS: Final = ("value", "unit", "source", "date", "standing")
 _HEADER: Final = re.compile(r"\s*\[\[?([A-Za-z_][\w.-]*)\]\]?\s*(#.*)?")
 _KEY: Final = re.compile(r'\s*"?([\w.-]+)"?\s*=.*')
+_FILE: Final = Path(__file__).with_name("data") / "files.md"
+file_sentence, file_refused = partial(sentence, _FILE), partial(refused, _FILE)
+"""A sentence about a hardware file, by its key, and the error that says one."""
 FOLDERS_VARIABLE: Final = "DLOJZ_HARDWARE"
 """Folders of hardware files of one's own, each with `gpus/` and `links/`; the user's configuration is the last one."""
 
@@ -68,14 +72,7 @@ def file_of(kind: str, name: str | Path) -> Path | None:
         return own_files(kind).get(str(name).strip().lower())
     path = Path(name).expanduser()
     if not path.is_file():
-        raise LabError(
-            say(
-                en=f"there is no hardware file {str(name)!r}: give its path, or put it into "
-                f"{config_folder() / kind} and give its name.",
-                fr=f"il n’y a pas de fichier {str(name)!r} : donnez son chemin, ou placez-le dans "
-                f"{config_folder() / kind} et donnez son nom.",
-            )
-        )
+        raise file_refused("no file", name=str(name), folder=config_folder() / kind)
     return path
 
 
@@ -107,17 +104,13 @@ class ConstantsFile:
             text = path.read_text(encoding="utf-8")
             return cls(path, tomllib.loads(text), tuple(text.splitlines()))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-            sentence = say(
-                en=f"the hardware file {path.name} cannot be read: {error}.",
-                fr=f"le fichier de matériel {path.name} est illisible : {error}.",
-            )
-            raise LabError(sentence) from None
+            raise file_refused("unreadable", name=path.name, error=error) from None
 
-    def refuse(self, english: str, french: str, name: str = "") -> LabError:
+    def refuse(self, problem: str, name: str = "") -> LabError:
         """Make the error of this file, in one sentence, with the line of a constant such as `peak.bf16`."""
         line = self._line_of(name)
         location = self.path.name + ("" if line is None else say(en=f", line {line}", fr=f", ligne {line}"))
-        return LabError(say(en=f"{location}: {english}", fr=f"{location} : {french}"))
+        return LabError(location + colon() + problem)
 
     def _line_of(self, name: str) -> int | None:
         """Line of a constant, or of the table around a part of one; None where the file has neither."""
@@ -145,8 +138,7 @@ class ConstantsFile:
         legal = list(legal)
         for key in self.content if table is None else table:
             if key not in legal:
-                sentence = one_of("key", key, legal)
-                raise self.refuse(sentence, sentence, f"{name}.{key}".strip("."))
+                raise self.refuse(one_of("key", key, legal), f"{name}.{key}".strip("."))
 
     def text(self, key: str, default: str | None = None) -> str:
         """Read a string.
@@ -155,7 +147,7 @@ class ConstantsFile:
             LabError: if it is missing and has no default, or is no string.
         """
         value = self.content.get(key, default)
-        return str(self._fitting(key, value, isinstance(value, str), "a text", "un texte"))
+        return str(self._fitting(key, value, isinstance(value, str), "text"))
 
     def named(self, key: str) -> str:
         """Read the name of other hardware, or the path of its file, which begins in this file's folder."""
@@ -170,8 +162,7 @@ class ConstantsFile:
         """
         value = (self.content if within is None else within).get(key)
         fits = type(value) is int and value >= 1
-        words = "a whole number of at least 1", "un nombre entier au moins égal à 1"
-        return int(self._fitting(f"{name}.{key}".strip("."), value, fits, *words))
+        return int(self._fitting(f"{name}.{key}".strip("."), value, fits, "count"))
 
     def table(self, key: str, within: Mapping[str, Any] | None = None, name: str = "") -> Mapping[str, Any]:
         """Read a table; `name` is what a refusal calls it.
@@ -180,29 +171,21 @@ class ConstantsFile:
             LabError: if it is missing, or none.
         """
         value = (self.content if within is None else within).get(key)
-        section: Mapping[str, Any] = self._fitting(
-            name or key, value, isinstance(value, Mapping), "a table", "une table"
-        )
+        section: Mapping[str, Any] = self._fitting(name or key, value, isinstance(value, Mapping), "table")
         return section
 
-    def _fitting(self, key: str, value: Any, fits: bool, english: str, french: str) -> Any:
+    def _fitting(self, key: str, value: Any, fits: bool, form: str) -> Any:
+        """Return a value, or refuse one that is missing, or has not the form of this key."""
         if value is None:
             raise self.missing(key)
         if not fits:
-            raise self.refuse(
-                f"{key} must be {english}, but {value!r} was received.",
-                f"{key} doit être {french}, mais {value!r} a été reçu.",
-                key,
-            )
+            form = file_sentence(form)
+            raise self.refuse(file_sentence("form", key=key, form=form, value=value), key)
         return value
 
     def missing(self, key: str) -> LabError:
         """Make the error of a missing constant."""
-        return self.refuse(
-            f"the constant {key} is missing: give it a value, a unit, a source, a date and a standing.",
-            f"la constante {key} manque : donnez-lui une valeur, une unité, une source, une date et un statut.",
-            key,
-        )
+        return self.refuse(file_sentence("missing constant", key=key), key)
 
     def constant(
         self, key: str, unit: str, within: Mapping[str, Any] | None = None, name: str = "", optional: str = ""
@@ -234,13 +217,7 @@ class ConstantsFile:
         values = self._described(table, name, (unit,), "values", "ranks")
         ranks = table.get("ranks")
         if not _are_counts(ranks) or not isinstance(values, list) or len(ranks) != len(values):
-            raise self.refuse(
-                f"{name} needs as many values as ranks, and ranks that grow from 2 on; {ranks!r} and {values!r} were "
-                "received.",
-                f"{name} demande autant de valeurs que de rangs, et des rangs croissants à partir de 2 ; {ranks!r} et "
-                f"{values!r} ont été reçus.",
-                name,
-            )
+            raise self.refuse(file_sentence("ranks", name=name, ranks=ranks, values=values), name)
         provenance = [str(table[part]) for part in _PARTS[1:]]
         return {
             rank: Constant(self._positive(value, name), *provenance) for rank, value in zip(ranks, values, strict=True)
@@ -258,24 +235,13 @@ class ConstantsFile:
         values = self._described(table, name, units, "values", "sizes")
         sizes = table.get("sizes")
         if not isinstance(sizes, list) or not isinstance(values, list) or not 0 < len(sizes) == len(values):
-            raise self.refuse(
-                f"{name} needs as many values as sizes, one at least; {sizes!r} and {values!r} were received.",
-                f"{name} demande autant de valeurs que de tailles, une au moins ; {sizes!r} et {values!r} ont été "
-                "reçus.",
-                name,
-            )
+            raise self.refuse(file_sentence("sizes", name=name, sizes=sizes, values=values), name)
         provenance = [str(table[part]) for part in _PARTS[1:]]
         constants: dict[tuple[int, ...], Constant] = {}
         for size, value in zip(sizes, values, strict=True):
             fits = isinstance(size, list) and len(size) == 3 and all(type(part) is int and part > 0 for part in size)
             if not fits or tuple(size) in constants:
-                raise self.refuse(
-                    f"{name}.sizes holds three whole numbers of at least 1 for each product, rows, columns and inner "
-                    f"size, each once, but {size!r} was received.",
-                    f"{name}.sizes donne trois nombres entiers au moins égaux à 1 par produit, lignes, colonnes et "
-                    f"taille intérieure, une seule fois chacun, mais {size!r} a été reçu.",
-                    f"{name}.sizes",
-                )
+                raise self.refuse(file_sentence("size", name=name, size=size), f"{name}.sizes")
             constants[tuple(size)] = Constant(self._positive(value, name), *provenance)
         return constants
 
@@ -288,20 +254,16 @@ class ConstantsFile:
             if part not in table:
                 raise self.missing(f"{name}.{part}")
         if table["unit"] not in units:
-            raise self.refuse(
-                f"{name} must be given in {' or '.join(units)}, but its unit is {table['unit']!r}.",
-                f"{name} doit être donné en {' ou '.join(units)}, mais son unité est {table['unit']!r}.",
-                f"{name}.unit",
-            )
+            legal, unit = say(en=" or ", fr=" ou ").join(units), table["unit"]
+            raise self.refuse(file_sentence("unit", name=name, legal=legal, unit=unit), f"{name}.unit")
         if table["standing"] not in STANDINGS:
-            sentence = one_of(f"{name}.standing", table["standing"], STANDINGS)
-            raise self.refuse(sentence, sentence, f"{name}.standing")
+            raise self.refuse(one_of(f"{name}.standing", table["standing"], STANDINGS), f"{name}.standing")
         return table[values]
 
     def _positive(self, value: object, name: str) -> float:
         # TOML knows inf and nan; 0 < nan is false.
         fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
-        return float(self._fitting(name, value, fits, "greater than 0", "plus grand que 0"))
+        return float(self._fitting(name, value, fits, "positive"))
 
 
 def toml_text(text: str) -> str:
@@ -326,10 +288,4 @@ def write_hardware(path: Path, lines: Iterable[str]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, "\n".join(lines) + "\n")
     except OSError as error:
-        raise LabError(
-            say(
-                en=f"the hardware file cannot be written to {path}: {error.strerror}; give another path.",
-                fr=f"le fichier de matériel ne peut pas être écrit dans {path} : {error.strerror} ; donnez un autre "
-                "chemin.",
-            )
-        ) from None
+        raise file_refused("unwritten", path=path, reason=error.strerror) from None

@@ -13,12 +13,12 @@ import csv
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal, say
+from dlojz.base.language import one_of, refusal, say, sentence
 from dlojz.hardware.clusters import CLUSTERS
 from dlojz.hardware.decoder_size import DecoderSize, Formula, flops_per_sequence
 from dlojz.hardware.gpus import ATTENTION_KERNELS, AttentionKernel
@@ -288,24 +288,17 @@ def _published(cell: str) -> tuple[PublishedPrediction, ...]:
     return tuple(PublishedPrediction(tool, _real(seconds)) for tool, _, seconds in pairs)
 
 
-_READERS: Final[tuple[tuple[str, Callable[[str], Any], str, str], ...]] = (
-    ("bool", _yes, "yes or no", "yes ou no"),
-    ("float", _real, "a number greater than 0", "un nombre plus grand que 0"),
-    ("int", _natural, "a whole number", "un nombre entier"),
-    ("Version", Version.of, "a version such as 2.1", "une version comme 2.1"),
-    (
-        "tuple[str",
-        _assumed,
-        f"names, with commas between them, of {', '.join(ASSUMABLE)}",
-        f"des noms, séparés par des virgules, parmi {', '.join(ASSUMABLE)}",
-    ),
-    (
-        "tuple",
-        _published,
-        "names of tools with their seconds, such as vTrain 3.5",
-        "des outils avec leurs secondes, comme vTrain 3.5",
-    ),
+_READERS: Final[tuple[tuple[str, Callable[[str], Any]], ...]] = (
+    ("bool", _yes),
+    ("float", _real),
+    ("int", _natural),
+    ("Version", Version.of),
+    ("tuple[str", _assumed),
+    ("tuple", _published),
 )
+"""How the annotation of a field begins, and what reads its cell."""
+_sentence = partial(sentence, FOLDER.with_name("evidence.md"))
+"""Write what is wrong with a cell or a row, by its key."""
 
 
 class _Place(NamedTuple):
@@ -318,11 +311,9 @@ class _Place(NamedTuple):
     def refuse(self, problem: str) -> LabError:
         """Name file, line and row before what is wrong."""
         row = say(en=f", row {self.row}", fr=f", rangée {self.row}") if self.row else ""
-        return LabError(
-            say(
-                en=f"{self.path.name}, line {self.line}{row}: {problem}",
-                fr=f"{self.path.name}, ligne {self.line}{row} : {problem}",
-            )
+        return refusal(
+            en=f"{self.path.name}, line {self.line}{row}: {problem}",
+            fr=f"{self.path.name}, ligne {self.line}{row} : {problem}",
         )
 
 
@@ -345,17 +336,15 @@ def _value(location: _Place, key: str, kind: str, cell: str) -> Any:
         return ""
     if cell not in legal:
         raise location.refuse(one_of(key, cell, filter(None, legal)))
-    for name, parse, english, french in _READERS:
+    for name, parse in _READERS:
         # Of `float | None`, the annotation as a text, the beginning names the reader.
         if kind.startswith(name):
             try:
                 return parse(cell)
             except ValueError:
-                sentence = say(
-                    en=f"{key} must be {english}, but {cell!r} was received: {_remedy(kind)}.",
-                    fr=f"{key} doit être {french}, mais {cell!r} a été reçu : {_remedy(kind)}.",
-                )
-                raise location.refuse(sentence) from None
+                form = _sentence(name, assumable=", ".join(ASSUMABLE))
+                problem = _sentence("cell", key=key, form=form, cell=cell, remedy=_remedy(kind))
+                raise location.refuse(problem) from None
     return cell
 
 
@@ -368,13 +357,7 @@ def _built(location: _Place, cells: Mapping[str, str], built: type, **fixed_valu
         cell = cells.get(field.name)
         if cell is None:
             if field.default is MISSING:
-                sentence = say(
-                    en=f"{field.name} is missing: fill in its cell, give it a column, or a line `#: {field.name} = …` "
-                    "that holds for each row.",
-                    fr=f"{field.name} manque : remplissez sa cellule, donnez-lui une colonne, ou une ligne "
-                    f"`#: {field.name} = …` qui vaut pour chaque rangée.",
-                )
-                raise location.refuse(sentence)
+                raise location.refuse(_sentence("missing cell", name=field.name))
             continue
         values[field.name] = _value(location, field.name, str(field.type), cell)
     return values
@@ -387,74 +370,30 @@ _COUNTS: Final = (
 
 def _not_positive(row: Measurement) -> str:
     """The count of a layout that is 0; empty if none is."""
-    for name in _COUNTS:
-        if getattr(row, name) < 1:
-            return say(
-                en=f"{name} must be at least 1, but 0 was received: correct the cell.",
-                fr=f"{name} doit valoir au moins 1, mais 0 a été reçu : corrigez la cellule.",
-            )
-    if row.micro_batch == 0:
-        return say(
-            en=f"micro_batch must be at least 1, but 0 was received: {_remedy('None')}.",
-            fr=f"micro_batch doit valoir au moins 1, mais 0 a été reçu : {_remedy('None')}.",
-        )
-    return ""
-
-
-def _dealt_out(row: Measurement) -> str:
-    """What is impossible in a layout; empty if nothing."""
-    degrees = row.dp * row.tp * row.pp * row.cp
-    if degrees != row.gpus:
-        return say(
-            en=f"dp × tp × pp × cp is {degrees}, but there are {row.gpus} GPUs",
-            fr=f"dp × tp × pp × cp vaut {degrees}, or il y a {row.gpus} GPU",
-        )
-    if row.global_batch % (row.dp * (row.micro_batch or 1)):
-        return say(
-            en=f"{row.dp} replicas × micro-batch {row.micro_batch} do not divide the batch of {row.global_batch}",
-            fr=f"{row.dp} répliques × micro-batch {row.micro_batch} ne divisent pas le batch de {row.global_batch}",
-        )
-    if row.pp * row.chunks > row.size.layers:
-        return say(
-            en=f"pp × chunks is {row.pp * row.chunks}, but there are {row.size.layers} layers",
-            fr=f"pp × chunks vaut {row.pp * row.chunks}, or il y a {row.size.layers} couches",
-        )
-    if row.zero > 3:
-        return say(en=f"there is no ZeRO stage {row.zero}", fr=f"il n’y a pas de niveau {row.zero} de ZeRO")
-    if row.zero_shards > row.gpus:
-        return say(
-            en=f"zero_shards is {row.zero_shards}, but there are {row.gpus} GPUs",
-            fr=f"zero_shards vaut {row.zero_shards}, or il y a {row.gpus} GPU",
-        )
-    return ""
+    name = next((name for name in _COUNTS if getattr(row, name) < 1), None)
+    if name is not None:
+        return _sentence("count", name=name)
+    return _sentence("micro-batch", remedy=_remedy("None")) if row.micro_batch == 0 else ""
 
 
 def _contradiction(row: Measurement) -> str:
-    """What of a row contradicts the rest of it: shared states and experts, checkpointing, overlap; empty if nothing."""
-    ranks = row.dp * row.tp * row.cp
-    if ranks % row.ep or max(1, row.size.experts) % row.ep:
-        return say(
-            en=f"ep is {row.ep}, which does not divide the {ranks} ranks of tp × cp × dp and {row.size.experts} "
-            "experts",
-            fr=f"ep vaut {row.ep}, ce qui ne divise pas les {ranks} rangs de tp × cp × dp et {row.size.experts} "
-            "experts",
-        )
-    if row.dp * row.cp % row.zero_shards:
-        return say(
-            en=f"zero_shards is {row.zero_shards}, which does not divide the {row.dp * row.cp} ranks of dp × cp",
-            fr=f"zero_shards vaut {row.zero_shards}, ce qui ne divise pas les {row.dp * row.cp} rangs de dp × cp",
-        )
-    if row.checkpointed_every > 1 and row.checkpointing != "full":
-        return say(
-            en=f"checkpointed_every is {row.checkpointed_every}, but checkpointing is {row.checkpointing}",
-            fr=f"checkpointed_every vaut {row.checkpointed_every}, or checkpointing est {row.checkpointing}",
-        )
-    if row.tensor_overlap and "tensor_overlap" not in row.assumed and row.tp > 1 and not row.sequence_parallel:
-        return say(
-            en="tensor_overlap is yes, but sequence_parallel, which it needs, is no",
-            fr="tensor_overlap est yes, or sequence_parallel, qu’il demande, est no",
-        )
-    return ""
+    """What of a row contradicts the rest of it, or is impossible; empty if nothing."""
+    degrees, ranks = row.dp * row.tp * row.pp * row.cp, row.dp * row.tp * row.cp
+    replicas, stages = row.dp * row.cp, row.pp * row.chunks
+    overlaps = row.tensor_overlap and "tensor_overlap" not in row.assumed
+    broken = {
+        "degrees": degrees != row.gpus,
+        "batch": row.global_batch % (row.dp * (row.micro_batch or 1)) > 0,
+        "layers": stages > row.size.layers,
+        "ZeRO stage": row.zero > 3,
+        "more shards than GPUs": row.zero_shards > row.gpus,
+        "experts": ranks % row.ep > 0 or max(1, row.size.experts) % row.ep > 0,
+        "shards": replicas % row.zero_shards > 0,
+        "checkpointing": row.checkpointed_every > 1 and row.checkpointing != "full",
+        "tensor overlap": overlaps and row.tp > 1 and not row.sequence_parallel,
+    }
+    facts = {"row": row, "degrees": degrees, "ranks": ranks, "replicas": replicas, "stages": stages}
+    return next((_sentence(key, **facts) for key, is_broken in broken.items() if is_broken), "")
 
 
 def _head(path: Path, lines: list[str]) -> tuple[dict[str, str], int]:
@@ -483,12 +422,9 @@ def _measurement(location: _Place, name: str, cells: Mapping[str, str]) -> Measu
     zero = _not_positive(row)
     if zero:
         raise LabError(zero)
-    wrong = _dealt_out(row) or _contradiction(row)
+    wrong = _contradiction(row)
     if wrong and row.usable:
-        raise refusal(
-            en=f"{wrong}: correct the layout, or say in the column excluded why the row is not to be used.",
-            fr=f"{wrong} : corrigez la configuration, ou dites dans la colonne excluded pourquoi elle ne sert pas.",
-        )
+        raise LabError(_sentence("contradiction", problem=wrong))
     return row
 
 
@@ -502,9 +438,7 @@ def read_table(path: Path) -> tuple[Measurement, ...]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise LabError(
-            say(en=f"{path.name} cannot be read: {error}.", fr=f"{path.name} est illisible : {error}.")
-        ) from None
+        raise refusal(en=f"{path.name} cannot be read: {error}.", fr=f"{path.name} est illisible : {error}.") from None
     common, skipped = _head(path, lines)
     rows: dict[str, Measurement] = {}
     reader = csv.reader(lines[skipped:], strict=True)
@@ -524,7 +458,7 @@ def read_table(path: Path) -> tuple[Measurement, ...]:
     except csv.Error as error:
         raise _Place(path, skipped + reader.line_num).refuse(f"{error}.") from None
     if not rows:
-        raise LabError(say(en=f"{path.name} holds no row.", fr=f"{path.name} ne contient aucune ligne."))
+        raise refusal(en=f"{path.name} holds no row.", fr=f"{path.name} ne contient aucune ligne.")
     return tuple(rows.values())
 
 
@@ -533,11 +467,7 @@ def _row(
 ) -> Measurement:
     location = _Place(path, line)
     if len(cells) != len(names):
-        sentence = say(
-            en=f"{len(names)} cells are due, but {len(cells)} are there.",
-            fr=f"il faut {len(names)} cellules, mais il y en a {len(cells)}.",
-        )
-        raise location.refuse(sentence)
+        raise location.refuse(_sentence("cells", due=len(names), count=len(cells)))
     row_cells = {key: cell.strip() for key, cell in zip(names, cells, strict=True) if cell.strip()}
     if "row" not in row_cells:
         raise location.refuse(say(en="row is missing: give it a name.", fr="row manque : donnez-lui un nom."))

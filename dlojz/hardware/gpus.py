@@ -22,6 +22,7 @@ from dlojz.hardware.constants import (
     ConstantsFile,
     constant_line,
     file_of,
+    file_sentence,
     own_files,
     title_words,
     toml_text,
@@ -116,14 +117,15 @@ class Device:
     context_bytes: int
     nccl_bytes: int
     cublas_workspace_bytes: int
-    peak_flops: Mapping[Precision, float] = field(hash=False)
-    memory_bytes_per_s: float
-    num_sms: int
-    tdp_w: float
-    idle_w: float
-    kernel_s: float
-    attention_flops: Mapping[str, float] = field(hash=False)
-    constants: Mapping[str, Constant] = field(hash=False)
+    peak_flops: Mapping[Precision, float] = field(default_factory=dict, hash=False)
+    # Not known: times that are computed from it are NaN.
+    memory_bytes_per_s: float = math.nan
+    num_sms: int = 0
+    tdp_w: float = math.nan
+    idle_w: float = math.nan
+    kernel_s: float = math.nan
+    attention_flops: Mapping[str, float] = field(default_factory=dict, hash=False)
+    constants: Mapping[str, Constant] = field(default_factory=dict, hash=False)
     family: str = ""
     attention_tokens: Mapping[str, int] = field(default_factory=dict, hash=False)
     product_flops: Mapping[Precision, Mapping[tuple[int, ...], float]] = field(default_factory=dict, hash=False)
@@ -293,25 +295,14 @@ def _check_possible(file: ConstantsFile, constants: Mapping[str, Constant]) -> N
     for name, limit_name in _AT_MOST:
         if name in constants and limit_name in constants and constants[name].value > constants[limit_name].value:
             value, limit = constants[name].value, constants[limit_name].value
-            raise file.refuse(
-                f"{name} is at most {limit_name}, {limit:g} {constants[name].unit}, but {value:g} was received.",
-                f"{name} vaut au plus {limit_name}, {limit:g} {constants[name].unit}, mais {value:g} a été reçu.",
-                name,
-            )
+            facts = {"limit_name": limit_name, "limit": limit, "unit": constants[name].unit, "value": value}
+            raise file.refuse(file_sentence("at most another", name=name, **facts), name)
     for name, limit in _LONGEST_S.items():
         if name in constants and constants[name].value > limit:
-            raise file.refuse(
-                f"{name} is at most {limit:g} s, but {constants[name].value:g} was received.",
-                f"{name} vaut au plus {limit:g} s, mais {constants[name].value:g} a été reçu.",
-                name,
-            )
+            raise file.refuse(file_sentence("at most", name=name, limit=limit, value=constants[name].value), name)
     for name in ("memory", "multiprocessors", "context", "cublas_workspace"):
         if name in constants and not constants[name].value.is_integer():
-            raise file.refuse(
-                f"{name} is a whole number, but {constants[name].value} was received.",
-                f"{name} est un nombre entier, mais {constants[name].value} a été reçu.",
-                name,
-            )
+            raise file.refuse(file_sentence("whole", name=name, value=constants[name].value), name)
 
 
 @cache
@@ -360,15 +351,6 @@ def _of_size(memory_bytes: int) -> Device:
         context_bytes=int(CLASS_DEFAULTS["context"]),
         nccl_bytes=NCCL_BYTES,
         cublas_workspace_bytes=int(CLASS_DEFAULTS["cublas_workspace"]),
-        peak_flops={},
-        # Not known: times that are computed from it are NaN.
-        memory_bytes_per_s=math.nan,
-        num_sms=0,
-        tdp_w=math.nan,
-        idle_w=math.nan,
-        kernel_s=math.nan,
-        attention_flops={},
-        constants={},
         left_out=tuple(_OF_CUDA),
     )
 

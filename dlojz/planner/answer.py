@@ -18,7 +18,7 @@ import numpy as np
 
 from dlojz.base.display_hook import Summary, figure_of, table_of
 from dlojz.base.errors import LabError
-from dlojz.base.language import decimal, format_count, one_of, refusal, say
+from dlojz.base.language import decimal, format_count, one_of, say
 from dlojz.config.fields import LayoutFields
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import Bill, Layouts, Parts, StepSimulation, bill, estimate, workload
@@ -28,7 +28,15 @@ from dlojz.cost_model.layouts import software
 from dlojz.hardware import cluster
 from dlojz.hardware.evidence import Measurement, Version, measurements
 from dlojz.hardware.gpus import ATTENTION_KERNELS
-from dlojz.planner.explain import LayoutVerdict, changes_from_fastest, matching, refused, verdict_of
+from dlojz.planner.explain import (
+    LayoutVerdict,
+    changes_from_fastest,
+    matching,
+    refused,
+    verdict_of,
+    verdict_refused,
+    verdict_sentence,
+)
 from dlojz.planner.export import documents, is_run, run_config
 from dlojz.planner.planned_memory import RankMemory, other_loss_bytes
 from dlojz.planner.question import MARGINAL, WITHIN_ERROR, Question
@@ -83,12 +91,14 @@ class NearestMeasurement:
         sign = "+" if error >= 0 else "−"
         far = say(en="; far from this plan", fr=" ; loin de ce plan") if self.distance > FAR else ""
         layout = f"{row.gpus} GPU, {degrees_words(row.dp, row.tp, row.pp, row.cp)}, batch {row.global_batch}"
-        return say(
-            en=f"{row.row}: {billions} B, {layout}: measured {decimal(self.measured_s, 2)} s, our model says "
-            f"{sign}{percent} %{far}.",
-            fr=f"{row.row} : {billions} milliards, {layout} : mesuré {decimal(self.measured_s, 2)} s, notre modèle dit "
-            f"{sign}{percent} %{far}.",
-        )
+        facts = {
+            "layout": layout,
+            "measured": decimal(self.measured_s, 2),
+            "sign": sign,
+            "percent": percent,
+            "far": far,
+        }
+        return verdict_sentence("nearest row", row=row, billions=billions, **facts)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -289,15 +299,7 @@ class Choice(Summary):
         if (other := other_loss_bytes(self.found.space, self.candidate)) is not None:
             needed = gigabytes(other)
             words.append(
-                say(
-                    en=f"loss in one kernel (pass by pass: {needed}, fused_loss=no)",
-                    fr=f"perte en un noyau (passe par passe : {needed}, fused_loss=no)",
-                )
-                if self.question.fused_loss
-                else say(
-                    en=f"loss pass by pass (in one kernel: {needed}, --software fused_loss=yes)",
-                    fr=f"perte passe par passe (en un noyau : {needed}, --software fused_loss=yes)",
-                )
+                verdict_sentence("fused loss" if self.question.fused_loss else "loss pass by pass", needed=needed)
             )
         return ", ".join(words)
 
@@ -313,29 +315,13 @@ class Choice(Summary):
         candidate, warnings = self.candidate, []
         full = self.question.cluster.gpus_per_node
         if candidate.tp > full:
-            warnings.append(
-                say(
-                    en=f"Tensor Parallelism over {candidate.tp} ranks crosses nodes of {full} GPUs.",
-                    fr=f"le Tensor Parallelism sur {candidate.tp} rangs traverse des nœuds de {full} GPU.",
-                )
-            )
+            warnings.append(verdict_sentence("tensor parallelism across nodes", tp=candidate.tp, full=full))
         if self.is_marginal:
-            warnings.append(
-                say(
-                    en=f"marginal: only {gigabytes(self.margin_bytes)} stay free, and the allocator may slow the step "
-                    f"by asking again{self._roomier()}.",
-                    fr=f"à la limite : il ne reste que {gigabytes(self.margin_bytes)} de libre, et l’allocateur, en "
-                    f"redemandant de la mémoire, peut ralentir l’itération{self._roomier()}.",
-                )
-            )
+            free = gigabytes(self.margin_bytes)
+            warnings.append(verdict_sentence("marginal", free=free, roomier=self._roomier()))
         bubble = self.parts["bubble"] / self.estimated_s
         if bubble > 0.2:
-            warnings.append(
-                say(
-                    en=f"the pipeline waits {100 * bubble:.0f} % of the step: more micro-batches would help.",
-                    fr=f"le pipeline attend {100 * bubble:.0f} % de l’itération : il faudrait plus de micro-batches.",
-                )
-            )
+            warnings.append(verdict_sentence("waiting pipeline", percent=100 * bubble))
         return warnings
 
     def _roomier(self) -> str:
@@ -350,9 +336,7 @@ class Choice(Summary):
         free = gigabytes(self.question.device_bytes - float(total[index]))
         # Against the closed form: both sides without simulation.
         extra_time = more_percent(float(self.found.step_s[index]) / self.estimated_s)
-        return say(
-            en=f"; {title}, leaves {free}, {extra_time} time", fr=f" ; {title}, laisse {free}, {extra_time} de temps"
-        )
+        return say(en="; ", fr=" ; ") + verdict_sentence("roomier", title=title, free=free, extra_time=extra_time)
 
     def config(self, **fields: Any) -> RunConfig:
         """The layout as a `RunConfig` that `dlojz.run` takes; see `dlojz.planner.export.run_config`."""
@@ -401,18 +385,12 @@ class Choice(Summary):
         kind = say(en="image model", fr="modèle d’images")
         if not self.question.subject.is_image:
             kind = say(en="model from elsewhere", fr="modèle venu d’ailleurs")
-        none = say(
-            en=f"none: no {kind} is among the published measurements; the interval is that of decoders",
-            fr=f"aucune : pas de {kind} parmi les mesures publiées ; l’intervalle est celui des décodeurs",
-        )
+        none = verdict_sentence("no evidence", kind=kind)
         # Image models, and models from elsewhere, have no evidence.
         evidence_words = none if self.evidence is None else self.evidence.words
         if self.question.subject.num_experts:
-            evidence_words = evidence_words.rstrip(".") + say(
-                en="; mixtures of experts are predicted less closely than dense models (`dlojz validate bridge-moe`)",
-                fr=" ; les mélanges d’experts sont prédits moins bien que les modèles denses (`dlojz validate "
-                "bridge-moe`)",
-            )
+            semicolon = say(en="; ", fr=" ; ")
+            evidence_words = evidence_words.rstrip(".") + semicolon + verdict_sentence("mixtures are less close")
         rows.append((say(en="closest evidence", fr="mesure la plus proche"), evidence_words))
         if words := default_words(self.question.class_defaults, self.question.cluster.gpu):
             rows.append((say(en="not measured", fr="non mesuré"), words))
@@ -425,12 +403,7 @@ class Choice(Summary):
             decimal(account.gpu_hours, 0),
             decimal(account.total_carbon_kg, 0),
         )
-        return say(
-            en=f"{self.question.steps} steps: {days} days, {hours} GPU-hours, {carbon} kg of CO₂ equivalent (with idle "
-            "nodes and cooling)",
-            fr=f"{self.question.steps} itérations : {days} jours, {hours} heures GPU, {carbon} kg équivalent CO₂ "
-            "(nœuds inactifs et refroidissement compris)",
-        )
+        return verdict_sentence("whole training", steps=self.question.steps, days=days, hours=hours, carbon=carbon)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -456,15 +429,7 @@ def question_row(question: Question) -> tuple[str, str]:
     """Write what was asked, as a pair of name and value."""
     gpus = say(en=" or ", fr=" ou ").join(map(str, question.gpus))
     size = format_count(question.subject.num_parameters)
-    return (
-        say(en="question", fr="question"),
-        say(
-            en=f"{question.subject.name} ({size} parameters) on {gpus} GPUs of {question.cluster.title}, batch "
-            f"{question.batch}, {question.precision}",
-            fr=f"{question.subject.name} ({size} paramètres) sur {gpus} GPU de {question.cluster.title}, batch "
-            f"{question.batch}, {question.precision}",
-        ),
-    )
+    return say(en="question", fr="question"), verdict_sentence("question", question=question, size=size, gpus=gpus)
 
 
 def seconds(value: float) -> str:
@@ -508,10 +473,7 @@ class RefusedLayouts(Sequence[LayoutVerdict]):
             LabError: if there is none.
         """
         if not len(self):
-            raise refusal(
-                en="no layout is refused for this reason.",
-                fr="aucune configuration n’est refusée pour cette raison.",
-            )
+            raise verdict_refused("no refusal")
         return self[int(np.argmin(changes_from_fastest(self.found, self.places)))]
 
     def __len__(self) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 
 from dlojz.base.contract import check_whole
 from dlojz.base.errors import LabError
-from dlojz.base.language import decimal, refusal, say, shortest
+from dlojz.base.language import decimal, say, shortest
 from dlojz.config.fields import LayoutFields
 from dlojz.config.foreign_configs.foreign_meaning import ForeignConfig, ForeignRun, change_lines
 from dlojz.cost_model import Calibration, workload
@@ -34,6 +34,8 @@ from dlojz.planner.explain import (
     differences,
     lighter_neighbours,
     refused,
+    verdict_refused,
+    verdict_sentence,
 )
 from dlojz.planner.planned_memory import fits, layout_memories, other_loss_bytes, searched_memories
 from dlojz.planner.planned_model import chosen, subject
@@ -91,13 +93,7 @@ def batch_refusal(question: Question) -> str:
     below = max((batch // dp * dp for dp in replicas[number]), default=0)
     above = min(-(-batch // dp) * dp for dp in replicas[number])  # multiples of dp around the batch
     works = say(en=" or ", fr=" ou ").join(str(batch_size) for batch_size in (below, above) if batch_size)
-    name = question.cluster.name
-    return say(
-        en=f"no layout on {number} GPUs of {name} can deal a batch of {batch} out: the replicas, at least {fewest}, "
-        f"must divide it; use {works}.",
-        fr=f"aucune configuration sur {number} GPU de {name} ne peut répartir un batch de {batch} : les répliques, au "
-        f"moins {fewest}, doivent le diviser ; prenez {works}.",
-    )
+    return verdict_sentence("batch of no layout", question=question, number=number, fewest=fewest, works=works)
 
 
 def _replicas(question: Question, number: int) -> set[int]:
@@ -168,61 +164,34 @@ def smallest_place(question: Question) -> FittingCluster | None:
 def fits_nowhere(result: SearchResult) -> str:
     """Say what is missing, and the smallest cluster that works."""
     question = result.space.question
-    name, gpus = question.cluster.name, say(en=" or ", fr=" ou ").join(map(str, question.gpus))
+    gpus = say(en=" or ", fr=" ou ").join(map(str, question.gpus))
     # Something fits, so only the hours refuse: the fastest of them is named.
     if result.fastest_s < np.inf and question.steps is not None and question.hours is not None:
         took = decimal(result.fastest_s * question.steps / 3600)
         limit = f"{shortest(question.hours)} h" + (f" ({question.limit})" if question.limit else "")
-        return say(
-            en=f"no layout on {gpus} GPUs of {name} ends {question.steps} steps within {limit}: the fastest takes "
-            f"{took} h; ask for more hours, fewer steps or more GPUs.",
-            fr=f"aucune configuration sur {gpus} GPU de {name} ne finit {question.steps} itérations en {limit} : la "
-            f"plus rapide prend {took} h ; demandez plus d’heures, moins d’itérations ou plus de GPU.",
-        )
+        return verdict_sentence("none in time", question=question, gpus=gpus, limit=limit, took=took)
     light = lightest(result)
     if light is None:
         counts = reason_counts(result.codes)
-        worst = max(counts, key=lambda reason: counts[reason])
-        return say(
-            en=f"no layout of {question.subject.name} is possible on {gpus} GPUs of {name} with a batch of "
-            f"{question.batch}; most often because {reason_words(worst)}: change the batch or the number of GPUs.",
-            fr=f"aucune configuration de {question.subject.name} n’est possible sur {gpus} GPU de {name} avec un batch "
-            f"de {question.batch} ; le plus souvent : {reason_words(worst)}. Changez le batch ou le nombre de GPU.",
-        )
+        worst = reason_words(max(counts, key=lambda reason: counts[reason]))
+        return verdict_sentence("none possible", question=question, gpus=gpus, reason=worst)
     layout, needs = light
-    missing, title = needs - question.device_bytes, layout_title(layout)
-    text = say(
-        en=f"{question.subject.name} fits in no layout on {gpus} GPUs of {name}: the lightest ({title}) ",
-        fr=f"{question.subject.name} ne tient dans aucune configuration sur {gpus} GPU de {name} : la plus légère "
-        f"({title}) ",
-    )
+    missing = needs - question.device_bytes
+    text = verdict_sentence("lightest", question=question, gpus=gpus, layout=layout_title(layout)) + " "
     if missing > 0:
-        text += say(
-            en=f"needs {gigabytes(needs)} on one GPU, {gigabytes(missing)} more than there are",
-            fr=f"demande {gigabytes(needs)} sur un GPU, soit {gigabytes(missing)} de trop",
-        )
+        text += verdict_sentence("beyond the GPU", needs=gigabytes(needs), missing=gigabytes(missing))
     else:  # fits on the GPU, so it is the host's memory that lacks
         node_gpus = min(layout.world_size, question.cluster.gpus_per_node)
         memories = layout_memories(result.space, columns_of([layout]))
-        host_bytes = memories.host[0] * node_gpus
-        offloaded, has = gigabytes(host_bytes), gigabytes(question.cluster.host_memory_bytes)
-        text += say(
-            en=f"would offload {offloaded} from the {node_gpus} GPUs of a node, whose memory is {has}",
-            fr=f"déchargerait {offloaded} depuis les {node_gpus} GPU d’un nœud, dont la mémoire est de {has}",
-        )
-    fused_bytes = other_loss_bytes(result.space, layout)
+        offloaded, has = gigabytes(memories.host[0] * node_gpus), gigabytes(question.cluster.host_memory_bytes)
+        text += verdict_sentence("beyond the host", offloaded=offloaded, node_gpus=node_gpus, has=has)
+    fused_bytes, semicolon = other_loss_bytes(result.space, layout), say(en="; ", fr=" ; ")
     if missing > 0 and fused_bytes is not None and fused_bytes < needs:
-        text += say(
-            en=f"; with the loss in one kernel (--software fused_loss=yes) {gigabytes(fused_bytes)}",
-            fr=f" ; avec la perte en un seul noyau (--software fused_loss=yes) {gigabytes(fused_bytes)}",
-        )
+        text += semicolon + verdict_sentence("with a fused loss", needs=gigabytes(fused_bytes))
     fitting = smallest_place(question)
     if fitting is None:
-        return text + say(en="; no cluster known here is large enough.", fr=" ; aucun calculateur connu ne suffit.")
-    return text + say(
-        en=f"; the smallest cluster that works is {fitting.cluster.name} with {fitting.gpus} GPUs.",
-        fr=f" ; le plus petit calculateur qui convient est {fitting.cluster.name} avec {fitting.gpus} GPU.",
-    )
+        return text + semicolon + verdict_sentence("no cluster")
+    return text + semicolon + verdict_sentence("smallest cluster", cluster=fitting.cluster.name, gpus=fitting.gpus)
 
 
 def plan(  # noqa: PLR0913 - one call is all that a student has to know
@@ -293,11 +262,7 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
         fp8=found_precision == "fp8",
     )
     if found_precision == "fp8" and planned_subject.size is None:
-        raise refusal(
-            en=f"fp8 is planned for decoders alone, and {planned_subject.name} is none: use bf16, fp16 or fp32.",
-            fr=f"fp8 n’est planifié que pour des décodeurs, et {planned_subject.name} n’en est pas un : prenez bf16, "
-            "fp16 ou fp32.",
-        )
+        raise verdict_refused("fp8 of decoders", planned_subject=planned_subject)
     if planned_subject.is_elsewhere:
         # Rules of runs: raises if no engine can run it.
         names = running_engines(planned_subject, found_precision, names)
@@ -318,15 +283,9 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
 
 def _check_hours(steps: int | None, hours: float | None) -> None:
     if hours is not None and not (isinstance(hours, int | float) and 0 < hours < math.inf):
-        raise refusal(
-            en=f"hours must be greater than 0 and finite, but {hours!r} was received.",
-            fr=f"hours doit être plus grand que 0 et fini, mais {hours!r} a été reçu.",
-        )
+        raise verdict_refused("hours of a training", hours=hours)
     if hours is not None and steps is None:
-        raise refusal(
-            en="hours limits a training, so steps must say how long it is, but none was received: give steps=….",
-            fr="hours limite un entraînement : steps doit donner sa longueur, mais rien n’a été reçu ; donnez steps=….",
-        )
+        raise verdict_refused("hours without steps")
 
 
 def _calibration(site: Cluster, calibration: str | Calibration | None) -> Calibration:
@@ -387,10 +346,7 @@ class ForeignPlan:
 
     def _fastest(self, words: str) -> str:
         engine, gpus = self.layout.engine, self.layout.world_size
-        return say(
-            en=f"{words} time with {engine} on {gpus} GPUs; dlojz plan without --from searches for it",
-            fr=f"{words} de temps avec {engine} sur {gpus} GPU ; dlojz plan sans --from la cherche",
-        )
+        return verdict_sentence("fastest of all", words=words, engine=engine, gpus=gpus)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -445,17 +401,10 @@ def _foreign_question(run: ForeignRun, site: Cluster) -> Question:
     if (name := fields.pop("model", None)) is not None:
         size = workload(name, sequence_length=tokens).size
         if size is None:
-            raise refusal(
-                en=f"{name} is no decoder: configurations of other programs are planned for decoders alone.",
-                fr=f"{name} n’est pas un décodeur : les configurations d’autres programmes ne sont planifiées que "
-                "pour des décodeurs.",
-            )
+            raise verdict_refused("no decoder", name=name)
     else:
         if tokens is None:
-            raise refusal(
-                en="the length of a sample is not in the file: add --sequence-length.",
-                fr="la longueur d’un exemple n’est pas dans le fichier : ajoutez --sequence-length.",
-            )
+            raise verdict_refused("no length")
         size = DecoderSize(**fields, sequence_length=tokens)
     planned_subject = subject(size)
     if name is not None:

@@ -10,19 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from dlojz.base import language
 from dlojz.base.contract import check_whole
 from dlojz.base.display_hook import html_of
 from dlojz.base.errors import LabError
-from dlojz.base.language import decimal, one_of, refusal, say, shortest, significant
+from dlojz.base.language import decimal, one_of, say, shortest, significant
 from dlojz.config.fields import LayoutFields
 from dlojz.cost_model import CHECKPOINTING, Memories, Parts, step_parts
 from dlojz.cost_model.layouts import Integers, Reals
 from dlojz.planner.planned_memory import RankMemory, fits, layout_memories
-from dlojz.planner.planned_model import OFFERS
+from dlojz.planner.planned_model import OFFERS, Offer
 from dlojz.planner.question import MOST_BATCH, MOST_GPUS, Question
 from dlojz.planner.search import SearchResult, fullest, rank_memories, search
 from dlojz.planner.space import (
@@ -180,113 +183,58 @@ def code_of(question: Question, layout: LayoutFields) -> str:
     return REASONS[int(codes.reshape(-1)[0])] if codes.size else "gpus"  # empty: no such pair of schedule and chunks
 
 
+_FILE: Final = Path(__file__).with_name("data") / "verdicts.md"
+verdict_sentence, verdict_refused = partial(language.sentence, _FILE), partial(language.refused, _FILE)
+"""A sentence about a layout, by its key, and the error that says one."""
+
+
 def _wrong_product(layout: LayoutFields, gpus: int) -> str:
     names, numbers = "dp × tp × pp", f"{layout.dp} × {layout.tp} × {layout.pp}"
     if layout.cp > 1:
         names, numbers = f"{names} × cp", f"{numbers} × {layout.cp}"
-    return say(
-        en=f"{names} = {numbers} = {layout.world_size} is not the {gpus} GPUs.",
-        fr=f"{names} = {numbers} = {layout.world_size} n’est pas le nombre de GPU, {gpus}.",
-    )
-
-
-def _same(question: Question, layout: LayoutFields) -> str:
-    return say(
-        en="one of its options changes nothing here (nothing to share, cut or shard): the plainer layout is meant.",
-        fr="une de ses options ne change rien ici (rien à partager, couper ou découper) : prenez la configuration "
-        "plus simple.",
-    )
+    return verdict_sentence("gpus", names=names, numbers=numbers, layout=layout, gpus=gpus)
 
 
 def _split(question: Question, layout: LayoutFields) -> str:
     experts = question.subject.num_experts
     if max(1, experts) % layout.ep:
-        return say(
-            en=f"ep={layout.ep} does not divide the {experts} experts of a mixture."
-            if experts
-            else f"ep={layout.ep} divides experts, but {question.subject.name} has none.",
-            fr=f"ep={layout.ep} ne divise pas les {experts} experts d’un mélange."
-            if experts
-            else f"ep={layout.ep} partage des experts, mais {question.subject.name} n’en a pas.",
-        )
+        return verdict_sentence("experts" if experts else "no experts", question=question, layout=layout)
     spreads = OFFERS[layout.engine].spreads_experts
     ranks = f"dp × cp × tp = {layout.replicas * layout.tp}" if spreads else f"dp={layout.dp}"
     if (layout.replicas * layout.tp if spreads else layout.dp) % layout.ep:
-        return say(
-            en=f"{layout.engine} divides the experts among the ranks of {ranks}, which ep={layout.ep} does not divide.",
-            fr=f"{layout.engine} partage les experts entre les rangs de {ranks}, que ep={layout.ep} ne divise pas.",
-        )
+        return verdict_sentence("ranks of experts", layout=layout, ranks=ranks)
     if sentence := question.subject.split_conflict(layout.tp):
         return sentence
     assert question.subject.size is not None
-    heads, product = question.subject.size.kv_heads, f"tp × cp = {layout.tp} × {layout.cp}"
-    return say(
-        en=f"all-to-alls give each rank some heads, but {product} does not divide the {heads} heads of keys and "
-        "values.",
-        fr=f"des all-to-all donnent à chaque rang des têtes, mais {product} ne divise pas les {heads} têtes de clés et "
-        "de valeurs.",
-    )
+    return verdict_sentence("heads", question=question, layout=layout)
 
 
 def _sequence(question: Question, layout: LayoutFields) -> str:
-    tokens = question.subject.sequence_length
-    if layout.cp > 1:
-        parts = int(sequence_parts(layout.tp, layout.cp, layout.sequence_parallel))
-        shared = f" × tp = {layout.tp}" if layout.sequence_parallel else ""
-        return say(
-            en=f"context parallelism deals {tokens} tokens out in 2 × cp = 2 × {layout.cp}{shared} parts, {parts} in "
-            "all, which does not come out even.",
-            fr=f"le Context Parallelism répartit {tokens} tokens en 2 × cp = 2 × {layout.cp}{shared} parts, {parts} en "
-            "tout : ça ne tombe pas juste.",
-        )
-    return say(
-        en=f"sequence parallelism splits {tokens} tokens over tp={layout.tp} ranks, which does not divide evenly.",
-        fr=f"le Sequence Parallelism partage {tokens} tokens entre tp={layout.tp} rangs : ça ne tombe pas juste.",
-    )
+    if layout.cp == 1:
+        return verdict_sentence("sequence", question=question, layout=layout)
+    parts = int(sequence_parts(layout.tp, layout.cp, layout.sequence_parallel))
+    shared = f" × tp = {layout.tp}" if layout.sequence_parallel else ""
+    return verdict_sentence("context", question=question, layout=layout, parts=parts, shared=shared)
 
 
 def _stages(question: Question, layout: LayoutFields) -> str:
     layers = question.subject.num_layers
     stage_layers = -(-layers // layout.pp)  # rounded up
     filled = -(-layers // stage_layers)  # stages that get a layer
-    return say(
-        en=f"{layers} layers, {stage_layers} to a stage, fill {filled} of pp={layout.pp} stages.",
-        fr=f"{layers} couches, {stage_layers} par étage, remplissent {filled} étages sur pp={layout.pp}.",
-    )
+    return verdict_sentence("stages", layers=layers, stage_layers=stage_layers, filled=filled, layout=layout)
 
 
 def _chunks(question: Question, layout: LayoutFields) -> str:
     layers, number = question.subject.num_layers, layout.pp * (layout.chunks or 1)
-    parts = f"pp × chunks = {layout.pp} × {layout.chunks} = {number}"
-    text = say(
-        en=f"{layers} layers cannot be dealt out to {parts} equal parts",
-        fr=f"{layers} couches ne se répartissent pas en {parts} parts égales",
-    )
-    if OFFERS[layout.engine].slots:
-        text += say(
-            en=f", nor can {layers + 1} with the logits (--account-for-loss-in-pipeline-split) or {layers + 2} with "
-            "the embedding too (--account-for-embedding-in-pipeline-split)",
-            fr=f", ni {layers + 1} avec les logits (--account-for-loss-in-pipeline-split), ni {layers + 2} avec aussi "
-            "l’embedding (--account-for-embedding-in-pipeline-split)",
-        )
-    return text + "."
-
-
-def _batch(question: Question, layout: LayoutFields) -> str:
-    product = f"dp × micro-batch = {layout.dp} × {layout.micro_batch} = {layout.dp * layout.micro_batch}"
-    return say(
-        en=f"a batch of {question.batch} is no multiple of {product}.",
-        fr=f"un batch de {question.batch} n’est pas un multiple de {product}.",
-    )
-
-
-def _schedule(question: Question, layout: LayoutFields) -> str:
-    minimum = say(en=f"at least pp = {layout.pp}", fr=f"au moins pp = {layout.pp}")
-    multiple = say(en=f"a multiple of pp = {layout.pp}", fr=f"un multiple de pp = {layout.pp}")
-    need = minimum if layout.chunks == 1 else multiple
-    return say(
-        en=f"{layout.schedule} needs {need} micro-batches, but a replica has {layout.micro_batches}.",
-        fr=f"{layout.schedule} demande {need} micro-batches, or une réplique en a {layout.micro_batches}.",
+    return verdict_sentence(
+        "chunks, counted" if OFFERS[layout.engine].slots else "chunks",
+        **{
+            "layers": layers,
+            "with_logits": layers + 1,
+            "with_embedding": layers + 2,
+            "layout": layout,
+            "number": number,
+        },
     )
 
 
@@ -295,67 +243,41 @@ def _not_offered(question: Question, layout: LayoutFields) -> str:
     subject, precision = question.subject, question.precision
     if subject.is_elsewhere and (sentence := run_refusal(subject, precision, layout)):
         return sentence
-    offer, name, columns = OFFERS[layout.engine], layout.engine, columns_of([layout])
+    offer, columns = OFFERS[layout.engine], columns_of([layout])
     with_pipeline = say(en=" with a pipeline", fr=" avec un pipeline") if layout.pp > 1 else ""
     lack = next(lack for lack, mask in lacks(question, columns, columns) if mask.any())
     if lack == "zero":
-        stage_text = ", ".join(map(str, offer.zero_pipeline if layout.pp > 1 else offer.zero))
-        return say(
-            en=f"{name} has no ZeRO-{layout.zero}{with_pipeline}: it has zero = {stage_text}.",
-            fr=f"{name} n’a pas ZeRO-{layout.zero}{with_pipeline} : il a zero = {stage_text}.",
-        )
-    lack_text = {
-        "tensor": say(en="Tensor Parallelism for this model", fr="Tensor Parallelism pour ce modèle"),
-        "schedule": say(en=f"the schedule {layout.schedule}", fr=f"l’ordonnancement {layout.schedule}"),
-        "checkpointing": f"checkpointing={layout.checkpointing}",
-        "split_backward": say(
-            en="recomputation with a split backward (zb-h1)",
-            fr="recalcul avec une passe arrière coupée en deux (zb-h1)",
-        ),
-        "context": _no_context(question, layout),
-        "exchange": say(
-            en="context parallelism by all-to-alls of heads", fr="le Context Parallelism par all-to-all des têtes"
-        ),
-        "experts": say(
-            en=f"expert parallelism{with_pipeline} with ZeRO-{layout.zero}",
-            fr=f"l’Expert Parallelism{with_pipeline} avec ZeRO-{layout.zero}",
-        ),
-        "sequence": say(en="sequence parallelism for this model", fr="Sequence Parallelism pour ce modèle"),
-        "offload": say(
-            en=f"offload={layout.offload} with tp {layout.tp}, pp {layout.pp}, ZeRO-{layout.zero}",
-            fr=f"offload={layout.offload} avec tp {layout.tp}, pp {layout.pp}, ZeRO-{layout.zero}",
-        ),
-    }[lack]
-    return say(en=f"{name} does not offer {lack_text}.", fr=f"{name} ne propose pas : {lack_text}.")
+        stages = ", ".join(map(str, offer.zero_pipeline if layout.pp > 1 else offer.zero))
+        return verdict_sentence("no ZeRO stage", layout=layout, with_pipeline=with_pipeline, stages=stages)
+    stages = ", ".join(map(str, offer.context))
+    if lack == "context":
+        lack = _context_lack(question, offer)
+    words = verdict_sentence(f"lack: {lack}", layout=layout, with_pipeline=with_pipeline, stages=stages)
+    return verdict_sentence("not offered", layout=layout, lack=words)
 
 
-def _no_context(question: Question, layout: LayoutFields) -> str:
-    """What of context parallelism is missing."""
-    stages = OFFERS[layout.engine].context
-    if question.subject.is_image:
-        return say(en="context parallelism for images", fr="le Context Parallelism pour des images")
-    if not stages:
-        return say(en="context parallelism", fr="le Context Parallelism")
-    if not question.fused_attention:
-        return say(
-            en="context parallelism without a fused attention", fr="le Context Parallelism sans attention fusionnée"
-        )
-    stage_text = ", ".join(map(str, stages))
-    return say(
-        en=f"context parallelism with ZeRO-{layout.zero}, only with zero = {stage_text}",
-        fr=f"le Context Parallelism avec ZeRO-{layout.zero}, seulement avec zero = {stage_text}",
-    )
+CONTEXT_LACKS: Final = ("images", "context", "fused attention", "context with ZeRO")
 
 
-_SENTENCES: Final[dict[str, Callable[[Question, LayoutFields], str]]] = {
-    "same": _same,
+def _context_lack(question: Question, offer: Offer) -> str:
+    """What of context parallelism is missing, one of `CONTEXT_LACKS`."""
+    offered = (not question.subject.is_image, bool(offer.context), question.fused_attention, False)
+    return CONTEXT_LACKS[offered.index(False)]
+
+
+_REASONS: Final[dict[str, Callable[[Question, LayoutFields], str]]] = {
+    "same": lambda question, layout: verdict_sentence("same"),
     "engine": _not_offered,
     "split": _split,
     "sequence": _sequence,
     "stages": _stages,
     "chunks": _chunks,
-    "batch": _batch,
-    "schedule": _schedule,
+    "batch": lambda question, layout: verdict_sentence(
+        "batch", question=question, layout=layout, product=layout.dp * layout.micro_batch
+    ),
+    "schedule": lambda question, layout: verdict_sentence(
+        "few micro-batches" if layout.chunks == 1 else "unsuited micro-batches", layout=layout
+    ),
 }
 
 
@@ -367,52 +289,30 @@ def cost_sentence(space: Space, layout: LayoutFields, reason: str, step_s: float
         # Seconds of a step → hours of the training.
         took, limit = decimal(step_s * question.steps / 3600), shortest(question.hours)
         name = f" ({question.limit})" if question.limit else ""
-        return say(
-            en=f"{question.steps} steps would take {took} h, but {limit} h are allowed{name}.",
-            fr=f"{question.steps} itérations prendraient {took} h, mais {limit} h sont accordées{name}.",
-        )
+        return verdict_sentence("hours", question=question, took=took, limit=limit, name=name)
     if reason == "host":
         node_gpus = min(layout.world_size, question.cluster.gpus_per_node)
         needs, has = gigabytes(host_bytes * node_gpus), gigabytes(question.cluster.host_memory_bytes)
-        return say(
-            en=f"{node_gpus} ranks of a node would offload {needs}, but its memory is {has}.",
-            fr=f"{node_gpus} rangs d’un nœud déchargeraient {needs}, mais sa mémoire est de {has}.",
-        )
+        return verdict_sentence("host", node_gpus=node_gpus, needs=needs, has=has)
     # Out of memory: name the stage and the category that weigh most.
     rank = fullest(rank_memories(space, layout))
     name = max(rank.parts, key=lambda part: rank.parts[part])
     over = gigabytes(rank.total_bytes - question.device_bytes)
-    return say(
-        en=f"OOM by {over} on stage {rank.stage}: ", fr=f"OOM de {over} sur l’étage {rank.stage} : "
-    ) + weight_words(layout, rank, name)
+    return verdict_sentence("memory", over=over, stage=rank.stage, weight=weight_words(layout, rank, name))
 
 
 def weight_words(layout: LayoutFields, rank: RankMemory, name: str) -> str:
     """Say what fills the fullest rank: its largest category with its factors, and the rest."""
-    parts, batches, layers = rank.parts, rank.in_flight, rank.layers
-    states = sum(parts[key] for key in ("weights", "gradients", "optimizer"))
+    parts, batches = rank.parts, rank.in_flight
+    facts: dict[str, object] = {"layers": rank.layers, "activations": gigabytes(parts["activations"])}
+    facts["states"] = gigabytes(sum(parts[key] for key in ("weights", "gradients", "optimizer")))
     if name == "activations":
-        micro_batch_bytes = parts[name] / batches if batches else 0.0
-        return say(
-            en=f"activations {gigabytes(parts[name])} = {decimal(batches, 0 if batches % 1 == 0 else 1)} in flight × "
-            f"{gigabytes(micro_batch_bytes)} of {layers} layers; states {gigabytes(states)}.",
-            fr=f"activations {gigabytes(parts[name])} = {decimal(batches, 0 if batches % 1 == 0 else 1)} en cours × "
-            f"{gigabytes(micro_batch_bytes)} de {layers} couches ; états {gigabytes(states)}.",
-        )
-    activation_text = gigabytes(parts["activations"])
+        micro_batch = gigabytes(parts[name] / batches if batches else 0.0)
+        in_flight = decimal(batches, 0 if batches % 1 == 0 else 1)
+        return verdict_sentence("full of activations", **facts, in_flight=in_flight, micro_batch=micro_batch)
     if name in ("weights", "gradients", "optimizer"):
-        return say(
-            en=f"model states {gigabytes(states)} of {layers} layers on dp {layout.dp}, ZeRO-{layout.zero}; "
-            f"activations {activation_text}.",
-            fr=f"états du modèle {gigabytes(states)} pour {layers} couches, dp {layout.dp}, ZeRO-{layout.zero} ; "
-            f"activations {activation_text}.",
-        )
-    mark = say(en=";", fr=" ;")
-    return (
-        f"{part_words(name)} {gigabytes(parts[name])}{mark} "
-        + say(en="states", fr="états")
-        + f" {gigabytes(states)}{mark} activations {activation_text}."
-    )
+        return verdict_sentence("full of states", **facts, layout=layout)
+    return verdict_sentence("full", **facts, part=part_words(name), part_bytes=gigabytes(parts[name]))
 
 
 @dataclass(frozen=True)
@@ -498,7 +398,7 @@ def refused(result: SearchResult, candidate: LayoutFields, reason: str, *, gpus:
     elif reason == "gpus":
         sentence = _wrong_product(candidate, gpus)
     else:
-        sentence = _SENTENCES[reason](question, candidate)
+        sentence = _REASONS[reason](question, candidate)
     change = smallest_change(result, candidate, meaningful)
     if change is not None and reason == "gpus":
         change.changed.pop("gpus", None)  # it follows from the degrees, and was given
@@ -515,7 +415,7 @@ def admitted(result: SearchResult, index: int) -> LayoutVerdict:
     """Judge an admitted layout: its rank, and what makes it slower than the first."""
     step = float(result.step_s[index])
     if index == 0:
-        sentence = say(en="the fastest of all that fit.", fr="la plus rapide de toutes celles qui tiennent.")
+        sentence = verdict_sentence("fastest")
     else:
         deltas = {
             name: float(getattr(result.parts, name)[index] - getattr(result.parts, name)[0])
@@ -526,11 +426,8 @@ def admitted(result: SearchResult, index: int) -> LayoutVerdict:
             f"{part_words(name)} +{significant(deltas[name])} s" for name in worst if deltas[name] > 0
         )
         percent = decimal(100 * (step / float(result.step_s[0]) - 1))
-        sentence = say(
-            en=f"fits; number {index + 1} of {result.admitted.size}, {percent} % slower than the first: {part_text}.",
-            fr=f"tient ; numéro {index + 1} sur {result.admitted.size}, {percent} % plus lente que la première : "
-            f"{part_text}.",
-        )
+        count = result.admitted.size
+        sentence = verdict_sentence("fits", number=index + 1, count=count, percent=percent, parts=part_text)
     total = float(result.memory.total_bytes[index])
     return LayoutVerdict(result.layout(index), "", sentence, None, (), index + 1, step, total)
 
@@ -545,12 +442,8 @@ def beside(result: SearchResult, value_result: SearchResult) -> LayoutVerdict:
     rank = int(np.searchsorted(result.step_s, step)) + 1  # admitted steps ascend; its place, had it been searched
     ratio = step / float(result.step_s[0])
     percent = decimal(100 * abs(ratio - 1))
-    sentence = say(
-        en=f"fits, with a value that the search does not try; it would be number {rank}, {percent} % "
-        f"{'faster' if ratio < 1 else 'slower'} than the first.",
-        fr=f"tient, avec une valeur que la recherche n’essaie pas ; elle serait numéro {rank}, {percent} % plus "
-        f"{'rapide' if ratio < 1 else 'lente'} que la première.",
-    )
+    pace = say(en="faster", fr="rapide") if ratio < 1 else say(en="slower", fr="lente")
+    sentence = verdict_sentence("fits with a value of its own", rank=rank, percent=percent, pace=pace)
     total = float(value_result.memory.total_bytes[0])
     return LayoutVerdict(value_result.layout(0), "", sentence, None, (), rank, step, total)
 
@@ -648,11 +541,7 @@ def _furthest(value_result: SearchResult, result: SearchResult) -> tuple[LayoutF
     """
     codes, space = value_result.codes.reshape(-1), value_result.space
     if not codes.size:
-        raise refusal(
-            en="no layout has these values together: an interleaved schedule has 2 chunks or more, others have 1.",
-            fr="aucune configuration n’a ces valeurs ensemble : un ordonnancement interleaved a au moins 2 "
-            "chunks, tout autre en a 1.",
-        )
+        raise verdict_refused("values together")
     refusal_codes = codes[codes != CODE["same"]]  # a plainer layout says why better
     # Reasons are ordered: the largest code got furthest.
     code = int(refusal_codes.max()) if refusal_codes.size else CODE["same"]

@@ -16,13 +16,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import refusal, say, shortest
+from dlojz.base.language import say, shortest
 from dlojz.config.deepspeed_json import deepspeed_json
 from dlojz.config.fields import LayoutFields
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware.clusters import Machine
 from dlojz.hardware.decoder_size import DecoderSize
-from dlojz.planner.planned_model import OF_THE_LAB, OFFERS
+from dlojz.planner.planned_model import OF_THE_LAB, OFFERS, question_refused
 from dlojz.planner.question import Question
 from dlojz.planner.space import copies_of, counted_layers, layout_title, run_config_of
 
@@ -200,22 +200,9 @@ def run_config(question: Question, layout: LayoutFields, **overrides: Any) -> Ru
     """
     subject = question.subject
     if _rings_beside(layout):
-        raise refusal(
-            en=f"context parallelism over {layout.cp} ranks is run by this lab with DDP alone (zero=0, tp=1, pp=1), "
-            f"not with zero={layout.zero}, tp={layout.tp}, pp={layout.pp}: choose a layout with plan.choose(cp=1), or "
-            "take documents() instead.",
-            fr=f"le Context Parallelism sur {layout.cp} rangs ne s’exécute dans ce TP qu’avec DDP (zero=0, tp=1, "
-            "pp=1), "
-            f"pas avec zero={layout.zero}, tp={layout.tp}, pp={layout.pp} : choisissez une configuration avec "
-            "plan.choose(cp=1), ou prenez documents().",
-        )
+        raise question_refused("rings beside", layout=layout)
     if not is_run(question, layout):
-        raise refusal(
-            en=f"{subject.name} with {layout.engine} is no run of this lab: its model must be of the catalogue and "
-            "its engine torch, by_hand or deepspeed, without copies of sharded states; take documents() instead.",
-            fr=f"{subject.name} avec {layout.engine} n’est pas une exécution de ce TP : il faut un modèle du "
-            "catalogue et engine torch, by_hand ou deepspeed, sans copies d’états découpés ; prenez documents().",
-        )
+        raise question_refused("no run of the lab", subject=subject, layout=layout)
     return run_config_of(subject, question.precision, layout, **overrides)
 
 
@@ -255,12 +242,7 @@ def program(question: Question, layout: LayoutFields) -> list[str]:
         LabError: for what `dlojz.run` runs.
     """
     if is_run(question, layout):
-        raise refusal(
-            en=f"{question.subject.catalogue} is run by the lab itself: dlojz.run(plan.best.config()), and "
-            "`dlojz plan --script` shows the job script.",
-            fr=f"{question.subject.catalogue} est exécuté par le TP lui-même : dlojz.run(plan.best.config()), et "
-            "`dlojz plan --script` montre le script du travail.",
-        )
+        raise question_refused("run by the lab", question=question)
     size = question.subject.size
     if layout.engine in MEGATRON and size is not None:
         flags = megatron_arguments(layout, size, question.precision, question.fused_attention, question.steps,
@@ -357,8 +339,4 @@ def fitting_qos(site: Machine, gpus: int, hours: float) -> str:
     if fitting or not site.qos:
         return str(fitting[0]) if fitting else ""
     qos_text = ", ".join(f"{qos.name} ({shortest(qos.max_hours)} h, {qos.max_gpus or '∞'} GPU)" for qos in site.qos)
-    raise refusal(
-        en=f"{gpus} GPUs for {shortest(hours)} h fit no QoS of {site.name}: ask for less (there are {qos_text}).",
-        fr=f"{gpus} GPU pendant {shortest(hours)} h n’entrent dans aucune QoS de {site.name} : demandez moins "
-        f"(il y a {qos_text}).",
-    )
+    raise question_refused("no QoS", gpus=gpus, hours=shortest(hours), site=site, qos_text=qos_text)

@@ -5,14 +5,16 @@ What a library offers are facts of the software, each with its source; how fast 
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import Final
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Final
 
 from dlojz import models
 from dlojz.base.errors import LabError
-from dlojz.base.language import Language, language, one_of, refusal, say
+from dlojz.base.language import Language, language, one_of, refusal, refused, say, sentence
 from dlojz.config.engines import pipeline_stages, zero_stages
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import ENGINES as COSTED
@@ -22,22 +24,10 @@ from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.hardware.evidence import table
 from dlojz.models.foreign.names import is_elsewhere, shown_name
 
-_ROWS: Final[dict[str, str]] = {
-    "megatron-1.7b": "sc21-1/1.7",
-    "megatron-3.6b": "sc21-1/3.6",
-    "megatron-7.5b": "sc21-1/7.5",
-    "megatron-18b": "sc21-1/18.4",
-    "megatron-39b": "sc21-1/39.1",
-    "megatron-76b": "sc21-1/76.1",
-    "megatron-145b": "sc21-1/145.6",
-    "megatron-310b": "sc21-1/310.1",
-    "megatron-530b": "sc21-1/529.6",
-    "megatron-1t": "sc21-1/1008.0",
-    "gpt3-175b": "korthikanti-5/175B-full",
-    "mt-nlg-530b": "mt-nlg/280",
-    "bloom-176b": "jean-zay-a100/950",
-    "llama-3-405b": "llama-3/8192-gpus",
-}
+_FILE: Final = Path(__file__).with_name("data") / "questions.md"
+question_sentence, question_refused = partial(sentence, _FILE), partial(refused, _FILE)
+"""A sentence about a question, by its key, and the error that says one."""
+_ROWS: Final[dict[str, str]] = tomllib.loads(_FILE.with_name("published.toml").read_text(encoding="utf-8"))
 """Names of published decoders, and the row of `dlojz.hardware` that holds each one's sizes."""
 
 
@@ -142,20 +132,14 @@ def subject(model: str | DecoderSize, *, image_size: int | None = None, sequence
         sizes = f"{model.layers} × {model.hidden}"
         return _decoder(say(en=f"decoder {sizes}", fr=f"décodeur {sizes}"), model, sequence_length)
     if not isinstance(model, str):
-        raise refusal(
-            en=f"model must be a name or a DecoderSize, but {model!r} was received.",
-            fr=f"model doit être un nom ou un DecoderSize, mais {model!r} a été reçu.",
-        )
+        raise question_refused("no model", model=model)
     if model in models.names() or is_elsewhere(model):
         return _of_catalogue(model, image_size, sequence_length)
     key = model.strip().lower().replace("_", "-")
     if key not in published():
         raise LabError(one_of("model", model, (*models.names(), *published())))
     if image_size is not None:
-        raise refusal(
-            en=f"{model} reads text: image_size has no meaning for it, but {image_size!r} was received.",
-            fr=f"{model} lit du texte : image_size n’a pas de sens pour lui, mais {image_size!r} a été reçu.",
-        )
+        raise question_refused("text model", model=model, image_size=image_size)
     table_name = _ROWS[key].split("/")[0]
     size = next(row.size for row in table(table_name) if row.row == _ROWS[key])
     return _decoder(key, size, sequence_length)
@@ -240,74 +224,21 @@ class Offer:
         return COSTED.index(self.costed[pipeline])
 
 
-_TORCH_SCHEDULES: Final = ("1f1b", "gpipe", "interleaved", "zb-h1")
-OFFERS: Final[dict[str, Offer]] = {
-    "megatron-core": Offer(
-        costed=("megatron-core", "megatron-core"),
-        zero=(0, 1),
-        zero_pipeline=(0, 1),
-        schedules=("1f1b", "interleaved"),
-        slots=True,
-        context=(0, 1),
-        exchanges=("ring", "all_to_all"),
-        experts=((0, 1), (0, 1)),
-        spreads_experts=True,
-        hybrid=1,
-        dropout=True,
-        fp8=True,
-        source="Megatron-LM, megatron/training/arguments.py: --account-for-embedding-in-pipeline-split, "
-        "--account-for-loss-in-pipeline-split, --decoder-last-pipeline-num-layers; "
-        "--expert-tensor-parallel-size; --cp-comm-type; --hidden-dropout, 0.1 by default; "
-        "--use-distributed-optimizer is ZeRO-1, --num-distributed-optimizer-instances its copies; fp32 main gradients; "
-        "--context-parallel-size, which Transformer Engine has for fused attention alone",
-    ),
-    "megatron-deepspeed": Offer(
-        costed=("deepspeed", "megatron-deepspeed"),  # without a pipeline it is DeepSpeed's own ZeRO
-        zero=(0, 1, 2, 3),
-        zero_pipeline=(0, 1),
-        checkpointing=("none", "full"),
-        sequence=False,
-        overlap=False,
-        fp32_gradients=("bf16",),
-        dropout=True,
-        source="bigscience-workshop/Megatron-DeepSpeed; DeepSpeed's pipeline engine refuses ZeRO-2 and 3",
-    ),
-    "deepspeed": Offer(
-        costed=("deepspeed", "megatron-deepspeed"),
-        zero=zero_stages("deepspeed"),  # as this lab's own engine runs it
-        zero_pipeline=pipeline_stages("deepspeed"),
-        checkpointing=("none", "full"),
-        tensor=(False, False),
-        sequence=False,
-        offload={"optimizer": 1, "parameters": 3},
-        overlap=False,
-        fp32_gradients=(),
-        experts=((0, 1, 2), ()),
-        source="deepspeed.ai, configuration JSON: zero_optimization, offload_optimizer, offload_param; pipeline "
-        "engine; tutorial on mixtures of experts: ZeRO-2 with expert parallelism; its ZeRO-3 refuses deepspeed.moe",
-    ),
-    "torch": Offer(
-        costed=("torchtitan", "torchtitan"),
-        zero=zero_stages("torch"),
-        zero_pipeline=pipeline_stages("torch"),
-        schedules=_TORCH_SCHEDULES,
-        context=(2, 3),
-        hybrid=2,
-        fp8=True,
-        source="torch.distributed: DDP, fully_shard (FSDP2; on a mesh of two dimensions it shards over the second), "
-        "tensor.parallel, pipelining; as torchtitan puts them together; its parallel_dims.py: fsdp_enabled = "
-        "dp_shard_enabled or cp_enabled: states are sharded over cp too",
-    ),
-    "by_hand": Offer(
-        costed=("megatron", "megatron"),
-        zero=zero_stages("by_hand"),
-        zero_pipeline=pipeline_stages("by_hand"),
-        schedules=_TORCH_SCHEDULES,
-        tensor=(True, True),
-        experts=((0,), ()),
-        source="this package: tensor parallelism of convolutions too",
-    ),
-}
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+
+
+def _offers() -> dict[str, Offer]:
+    tables = tomllib.loads((Path(__file__).with_name("data") / "libraries.toml").read_text(encoding="utf-8"))
+    offers = {}
+    for name, facts in tables.items():
+        values: dict[str, Any] = {"zero": zero_stages(name), "zero_pipeline": pipeline_stages(name)}
+        values |= {key: _as_tuples(value) for key, value in facts.items()}
+        offers[name] = Offer(**values)
+    return offers
+
+
+OFFERS: Final = _offers()
 """Libraries by the name under which they are asked for."""
 OF_THE_LAB: Final = ("torch", "by_hand", "deepspeed")
 """Those that `dlojz.run` runs: searched for the catalogue's models."""

@@ -19,7 +19,7 @@ from dlojz.cost_model.layouts import SOFTWARE
 from dlojz.hardware import Cluster, Device, Precision
 from dlojz.hardware.evidence import Version
 from dlojz.hardware.gpus import ATTENTION_KERNELS, CPU
-from dlojz.planner.planned_model import OFFERS, Subject
+from dlojz.planner.planned_model import OFFERS, Subject, question_refused
 
 MOST_GPUS: Final = 2**17
 MOST_BATCH: Final = 2**24
@@ -54,12 +54,7 @@ def waited_columns(overlap: str | Sequence[str]) -> dict[str, int]:
         if word not in OVERLAPS:
             raise LabError(one_of("overlap", word, (*OVERLAPS, "none")))
     if "weights" in words and "gradients" not in words:
-        raise refusal(
-            en=f"overlap={','.join(words)} was received, but --overlap-param-gather needs --overlap-grad-reduce: add "
-            "gradients, or leave weights out.",
-            fr=f"overlap={','.join(words)} a été reçu, or --overlap-param-gather demande --overlap-grad-reduce : "
-            "ajoutez gradients, ou retirez weights.",
-        )
+        raise question_refused("gathering alone", words=",".join(words))
     columns = dict(zip(OVERLAPS, ("tensor_overlap", "overlap", "gather_overlap"), strict=True))
     return {column: 0 for word, column in columns.items() if word not in words}
 
@@ -113,10 +108,7 @@ def software_columns(text: str, gpu: Device) -> dict[str, int]:
             try:
                 columns[name] = 0 if (name, value) == ("transformer_engine", "none") else Version.of(value).number
             except ValueError:
-                raise refusal(
-                    en=f"{name} takes a version such as {name}=2.1, but {part!r} was received.",
-                    fr=f"{name} attend une version comme {name}=2.1, mais {part!r} a été reçu.",
-                ) from None
+                raise question_refused("version", name=name, part=part) from None
         elif name == "attention_kernel":
             rated = [kernel for kernel in ATTENTION_KERNELS if f"{kernel}_forward_128" in gpu.attention_flops]
             if value not in rated:
@@ -198,19 +190,9 @@ def check_gpus(cluster: Cluster, number: object) -> int:
     gpus, full = check_whole("gpus", number, MOST_GPUS), cluster.gpus_per_node
     if gpus > full and gpus % full:  # a part of a node, or whole nodes
         below = gpus - gpus % full
-        raise refusal(
-            en=f"{gpus} GPUs do not fill whole nodes of {cluster.name}, which have {full}: use at most {full}, "
-            f"or a multiple of {full}, such as {below} or {below + full}.",
-            fr=f"{gpus} GPU ne remplissent pas des nœuds entiers de {cluster.name}, qui en ont {full} : "
-            f"prenez-en au plus {full}, ou un multiple de {full}, par exemple {below} ou {below + full}.",
-        )
+        raise question_refused("part of a node", gpus=gpus, cluster=cluster, full=full, below=below, above=below + full)
     if gpus > cluster.num_gpus:
-        raise refusal(
-            en=f"{gpus} GPUs were asked for, but a job on {cluster.name} gets {cluster.num_gpus} at most "
-            f"({cluster.num_nodes} nodes × {full}).",
-            fr=f"{gpus} GPU ont été demandés, mais un travail sur {cluster.name} en obtient au plus "
-            f"{cluster.num_gpus} ({cluster.num_nodes} nœuds × {full}).",
-        )
+        raise question_refused("too many GPUs", gpus=gpus, cluster=cluster, full=full)
     return gpus
 
 
@@ -234,11 +216,5 @@ def check_precision(cluster: Cluster, precision: str | None) -> Precision:
             fr=f"{cluster.gpu.title} n’a pas d’unités de calcul {precision} : prenez {' ou '.join(legal)}.",
         )
     if precision == "bf16-true":
-        raise refusal(
-            en="no layouts are searched with weights in bf16 alone, and 'bf16-true' was received: give bf16, fp16 or "
-            "fp32; of one layout `dlojz memory MODEL --precision bf16-true --dp 8 --zero 3` predicts the memory.",
-            fr="on ne cherche pas de dispositions avec des poids en bf16 seulement, et 'bf16-true' a été reçu : donnez "
-            "bf16, fp16 ou fp32 ; d’une disposition, `dlojz memory MODÈLE --precision bf16-true --dp 8 --zero 3` "
-            "prédit la mémoire.",
-        )
+        raise question_refused("bf16 alone")
     raise LabError(one_of("precision", precision, legal))

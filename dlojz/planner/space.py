@@ -12,13 +12,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import Language, decimal, language, minus, say
+from dlojz.base.language import Language, decimal, language, minus, say, sentence
 from dlojz.config.compatibility import check
 from dlojz.config.fields import LayoutFields
 from dlojz.config.run_compatibility import RUN
@@ -26,7 +27,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import CHECKPOINTING, OFFLOAD, SCHEDULES, Layouts
 from dlojz.cost_model.layouts import CONTEXT_EXCHANGES, WORDS, Integers, usual_kernel
 from dlojz.hardware import Precision
-from dlojz.planner.planned_model import OFFERS, Offer, Subject
+from dlojz.planner.planned_model import OFFERS, Offer, Subject, question_sentence
 from dlojz.planner.question import Question
 from dlojz.prediction.shapes import check_stages_share_no_weight, model_shapes
 
@@ -59,7 +60,8 @@ IMAGE_CHUNKS: Final = (2, 3, 4, 5, 6, 8)
 TEXT_MICRO_BATCHES: Final = (1, 2, 3, 4, 6, 8, 12, 16)
 IMAGE_MICRO_BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
-
+WORDS_FILE: Final = Path(__file__).with_name("data") / "words.md"
+"""What reasons, parts, kinds of checkpointing and families of layouts are called, by their names."""
 COLUMN_VALUES: Final[dict[str, tuple[Any, ...]]] = {
     **{name: WORDS[name] for name in ("schedule", "checkpointing", "offload", "context_exchange")},
     "sequence_parallel": (False, True),
@@ -412,13 +414,7 @@ def _refuse_no_runs(space: Space) -> None:
 def run_refusal(subject: Subject, precision: Precision, candidate: LayoutFields) -> str:
     """Say why no run of a model can have a layout, or none whose seconds are known; empty where one can."""
     if subject.is_elsewhere and candidate.tp > 1:
-        return say(
-            en=f"the planner knows no seconds of tp={candidate.tp} of a model from elsewhere: use tp=1; "
-            "`dlojz partition --tp` and `dlojz predict` know its plan, its bytes and its messages.",
-            fr=f"le planificateur ne connaît pas les secondes de tp={candidate.tp} pour un modèle venu d’ailleurs : "
-            "prenez tp=1 ; `dlojz partition --tp` et `dlojz predict` en connaissent le plan, les octets et les "
-            "messages.",
-        )
+        return question_sentence("seconds of tensor parallelism", candidate=candidate)
     try:
         config = run_config_of(subject, precision, candidate)
         check(RUN, config)
@@ -552,7 +548,7 @@ def layout_words(layout: LayoutFields, *opening: str, schedule: str = "") -> str
     number = f" × {layout.micro_batches}" if layout.micro_batches else ""
     parts = [*opening, f"micro-batch {layout.micro_batch}{number}"]
     parts += [schedule] if schedule and layout.pp > 1 else []
-    parts += [checkpointing_words(layout.checkpointing)] if layout.checkpointing != "none" else []
+    parts += [sentence(WORDS_FILE, layout.checkpointing)] if layout.checkpointing != "none" else []
     parts += ["SP"] if layout.sequence_parallel else []
     exchange = getattr(layout, "context_exchange", "ring")
     parts += ["all-to-all"] if exchange == "all_to_all" else []
@@ -560,59 +556,14 @@ def layout_words(layout: LayoutFields, *opening: str, schedule: str = "") -> str
     return ", ".join(parts)
 
 
-def checkpointing_words(kind: str) -> str:
-    """A kind of checkpointing in the reader's language."""
-    return {
-        "none": say(en="everything kept", fr="tout gardé"),
-        "selective": say(en="selective recomputation", fr="recalcul sélectif"),
-        "every_second": say(en="every second product recomputed", fr="un produit sur deux recalculé"),
-        "full": say(en="full recomputation", fr="recalcul complet"),
-    }[kind]
-
-
 def reason_words(name: str) -> str:
     """A reason in a few words of the reader's language."""
-    return {
-        "same": say(en="says the same as a plainer layout", fr="revient à une configuration plus simple"),
-        "gpus": say(
-            en="the product of the degrees is not the number of GPUs",
-            fr="le produit des degrés n’est pas le nombre de GPU",
-        ),
-        "engine": say(en="the library does not offer it", fr="la bibliothèque ne le propose pas"),
-        "split": say(en="tp does not divide heads or widths", fr="tp ne divise pas les têtes ou les largeurs"),
-        "sequence": say(en="the ranks do not divide the sequence", fr="les rangs ne divisent pas la séquence"),
-        "stages": say(en="the layers cannot fill the stages", fr="les couches ne remplissent pas les étages"),
-        "chunks": say(en="the layers cannot fill the chunks", fr="les couches ne remplissent pas les chunks"),
-        "batch": say(en="the batch cannot be dealt out", fr="le batch ne se répartit pas"),
-        "schedule": say(
-            en="too few, or unsuited, micro-batches for the schedule",
-            fr="nombre de micro-batches inadapté à l’ordonnancement",
-        ),
-        "memory": say(en="out of memory (OOM)", fr="mémoire insuffisante (OOM)"),
-        "host": say(en="the host's memory is too small", fr="mémoire de l’hôte insuffisante"),
-        "hours": say(en="not done within the time allowed", fr="pas terminé dans le temps accordé"),
-    }[name]
+    return sentence(WORDS_FILE, name)
 
 
 def part_words(name: str) -> str:
     """A part of a step, or a category of memory, in the reader's language."""
-    return {
-        "forward": say(en="forward", fr="passe avant"),
-        "backward": say(en="backward", fr="passe arrière"),
-        "recompute": say(en="recomputation", fr="recalcul"),
-        "tensor": say(en="tensor-parallel messages", fr="messages du Tensor Parallelism"),
-        "pipeline": say(en="pipeline messages", fr="messages du pipeline"),
-        "bubble": say(en="pipeline bubble", fr="bulle du pipeline"),
-        "data": say(en="data-parallel messages, exposed", fr="messages du Data Parallelism, exposés"),
-        "optimizer": say(en="optimizer", fr="optimiseur"),
-        "constant": say(en="constant per step", fr="constante par itération"),
-        "weights": say(en="weights", fr="poids"),
-        "gradients": say(en="gradients", fr="gradients"),
-        "activations": say(en="activations", fr="activations"),
-        "edges": say(en="embedding and logits", fr="embedding et logits"),
-        "live": say(en="layer being computed", fr="couche en cours de calcul"),
-        "reserve": say(en="CUDA, NCCL, fragments", fr="CUDA, NCCL, fragments"),
-    }[name]
+    return sentence(WORDS_FILE, name)
 
 
 def more_percent(ratio: float) -> str:

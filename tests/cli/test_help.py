@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import use_language
+from dlojz.base.language import sentences, use_language
 from dlojz.cli.labs import labs_command
 from dlojz.cli.main import SUBCOMMANDS, main
 from dlojz.cli.options import EVERYDAY, LONG_HELP, Verb, help_texts, parse
-from dlojz.config.fields import SUBJECTS, field_help
+from dlojz.config.fields import HELP, SUBJECTS
 
 Help = Callable[..., str]
 LONG_VERBS = ("run", "predict", "memory", "machines")
@@ -102,9 +102,9 @@ def test_every_field_is_shown_in_the_panel_of_its_subject(
     assert max(len(line) for line in printed.splitlines() if line.startswith(("╭", "│", "╰"))) == columns
     panels = {panel.split(" ─")[0]: " ".join(panel.replace("│", " ").split()) for panel in printed.split("╭─ ")[1:]}
     for subject in SUBJECTS:
-        for name, field in subject.fields.model_fields.items():
+        for name in subject.fields.model_fields:
             assert f"--{name.replace('_', '-')}" in panels[subject.title]
-            told = dict(zip(("en", "fr"), field_help(field), strict=True))[language]
+            told = getattr(sentences(HELP)[name], language)
             assert name == "device" or " ".join(told.split()) in panels[subject.title]
     assert "--json" in panels["options"] and len(panels) == len(SUBJECTS) + 1
 

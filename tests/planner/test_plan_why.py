@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import use_language
+from dlojz.base.language import sentences, use_language
 from dlojz.config.fields import LayoutFields
+from dlojz.cost_model import CHECKPOINTING, Parts
 from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.planner import answer
 from dlojz.planner.answer import Plan
@@ -23,12 +24,14 @@ from dlojz.planner.space import (
     LEAST_CONTEXT,
     NAMES,
     REASONS,
+    WORDS_FILE,
     candidates_of,
     gigabytes,
     layout_row,
     more_percent,
     reason_words,
 )
+from dlojz.planner.tree import FAMILIES
 
 
 def test_out_of_memory_says_how_much_where_and_why(bloom: Plan) -> None:
@@ -254,6 +257,9 @@ def test_why_refuses_offloading_more_than_the_host_holds_with_both_figures() -> 
 
 def test_the_list_of_reasons_is_closed_and_told_in_both_languages() -> None:
     assert set(NAMES) - {"gpus"} == set(REASONS[2:])
+    parts = {*Parts.__dataclass_fields__, *PARTS}
+    families = {f"family {name}" for name in FAMILIES}
+    assert set(sentences(WORDS_FILE)) == {*NAMES, "same", *parts, *families, *CHECKPOINTING}
     for language in ("en", "fr"):
         use_language(language)
         assert all(reason_words(name) for name in (*NAMES, "same"))

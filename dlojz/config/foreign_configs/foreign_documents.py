@@ -10,13 +10,13 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from dlojz.base import language
 from dlojz.base.contract import parse_json
 from dlojz.base.errors import LabError
-from dlojz.base.language import language
 from dlojz.base.table import visible
 from dlojz.config.foreign_configs.shell_words import ShellScript, read_shell
 
@@ -33,14 +33,8 @@ SHOWN_CHARACTERS: Final = 40
 DATA: Final = Path(__file__).with_name("data")
 
 
-@cache
-def _sentences() -> dict[str, dict[str, str]]:
-    return tomllib.loads((DATA / "sentences.toml").read_text(encoding="utf-8"))
-
-
-def sentence(name: str, /, **values: object) -> str:
-    """Write a sentence of `data/sentences.toml` in the reader's language, with values in its places."""
-    return _sentences()[name][language()].format(**values)
+sentence = partial(language.sentence, DATA / "sentences.md")
+"""Write a sentence about a configuration, by its key, with values in its places."""
 
 
 @dataclass(frozen=True)

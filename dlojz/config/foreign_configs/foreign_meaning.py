@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, NamedTuple
 from dlojz import models
 from dlojz.base.contract import check_whole, parse_json
 from dlojz.base.errors import LabError
+from dlojz.base.language import say
 from dlojz.base.table import visible
 from dlojz.config.foreign_configs.foreign_documents import (
     DATA,
@@ -88,7 +89,7 @@ def _table(name: str) -> dict[str, Any]:
 @cache
 def programs() -> dict[str, Program]:
     """Load the programs, by the names of their files."""
-    names = sorted(path.stem for path in DATA.glob("*.toml") if path.stem not in ("sentences", "models"))
+    names = sorted(path.stem for path in DATA.glob("*.toml") if path.stem != "models")
     return {name: Program(name=name, **_table(name)) for name in names}
 
 
@@ -637,7 +638,7 @@ def _what_works(name: str, dividend: int, factor: int) -> str:
     if name == "two" or factor <= 0 or dividend % factor:
         return ""
     works = [str(value) for value in range(1, min(dividend // factor, 4096) + 1) if dividend // factor % value == 0][:8]
-    return sentence("may_be", name=name, values=", ".join(works))
+    return say(en="; ", fr=" ; ") + sentence("may_be", name=name, values=", ".join(works))
 
 
 def change_lines(config: ForeignConfig, before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...] | None:

@@ -23,8 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from dlojz.base.language import refusal
-from dlojz.planner.alpa.mesh import DeviceMesh, ShardingSpec
+from dlojz.planner.alpa.mesh import DeviceMesh, ShardingSpec, alpa_refused
 
 ELEMENT_BYTES = 4
 """Of fp32."""
@@ -72,12 +71,7 @@ class TensorOperator:
         object.__setattr__(self, "letters", letters)
         bad = next((letter for letter in letters if self.sizes.get(letter, 0) < 1), None)
         if bad is not None:
-            raise refusal(
-                en=f"index {bad!r} of {self.equation} has no size: give a whole number, at least 1, for each of "
-                f"{', '.join(letters)}.",
-                fr=f"l’indice {bad!r} de {self.equation} n’a pas de taille : donnez un entier, au moins 1, pour "
-                f"chacun de {', '.join(letters)}.",
-            )
+            raise alpa_refused("index without size", bad=bad, equation=self.equation, letters=", ".join(letters))
 
     @classmethod
     def of(cls, equation: str, sizes: Mapping[str, int]) -> TensorOperator:
@@ -122,12 +116,8 @@ class TensorOperator:
         ]
         if not shardings:
             sizes = ", ".join(f"{letter}={self.sizes[letter]}" for letter in self.letters)
-            raise refusal(
-                en=f"no index of {self.equation} (sizes {sizes}) divides by the devices of the mesh "
-                f"{mesh.shape[0]} × {mesh.shape[1]}: use sizes that divide, or another mesh.",
-                fr=f"aucun indice de {self.equation} (tailles {sizes}) n’est divisible par les "
-                f"périphériques du maillage {mesh.shape[0]} × {mesh.shape[1]} : prenez des tailles qui se "
-                "divisent, ou un autre maillage.",
+            raise alpa_refused(
+                "indivisible", equation=self.equation, sizes=sizes, rows=mesh.shape[0], columns=mesh.shape[1]
             )
         return tuple(shardings)
 
@@ -241,11 +231,7 @@ class OperatorGraph:
         """
         letters = equation.partition("->")[0].split(",")
         if len(letters) != len(operands):
-            raise refusal(
-                en=f"{equation} reads {len(letters)} tensors, but {len(operands)} were given: name one for each.",
-                fr=f"{equation} lit {len(letters)} tenseurs, mais {len(operands)} ont été donnés : nommez-en un "
-                "pour chacun.",
-            )
+            raise alpa_refused("operands", equation=equation, count=len(letters), tensors=len(operands))
         sizes: dict[str, int] = {}
         for pattern, operand in zip(letters, operands, strict=True):
             shape = self._node(operand).shape
@@ -256,12 +242,7 @@ class OperatorGraph:
                 for letter, size in zip(plain, shape, strict=True)
             )
             if not agree:
-                raise refusal(
-                    en=f"operand {operand!r} of {equation} has the shape {shape}, which does not fit {pattern!r}: "
-                    "give one letter per dimension, and the same size to the same letter.",
-                    fr=f"l’opérande {operand!r} de {equation} a la forme {shape}, qui ne convient pas à {pattern!r} : "
-                    "donnez une lettre par dimension, et la même taille à la même lettre.",
-                )
+                raise alpa_refused("shapes", operand=operand, equation=equation, shape=shape, pattern=pattern)
         tensor_operator = TensorOperator.of(equation, sizes)
         return self._add(Node(name, kind, tensor_operator.shape, tensor_operator, operands))
 
@@ -272,18 +253,12 @@ class OperatorGraph:
     def _node(self, name: str) -> Node:
         if name not in self.nodes:
             names = ", ".join(list(self.nodes)[-6:]) or "—"
-            raise refusal(
-                en=f"the graph has no tensor {name!r}: add it first; the last ones are {names}.",
-                fr=f"le graphe n’a pas de tenseur {name!r} : ajoutez-le d’abord ; les derniers sont {names}.",
-            )
+            raise alpa_refused("no tensor", name=name, names=names)
         return self.nodes[name]
 
     def _add(self, node: Node) -> str:
         if node.name in self.nodes:
-            raise refusal(
-                en=f"the graph has a tensor {node.name!r} already: give another name.",
-                fr=f"le graphe a déjà un tenseur {node.name!r} : donnez un autre nom.",
-            )
+            raise alpa_refused("second tensor", name=node.name)
         self.nodes[node.name] = node
         for position, operand in enumerate(node.operands):
             self._readers.setdefault(operand, []).append((node.name, position))
@@ -375,10 +350,7 @@ def mlp(batch: int, width: int, layers: int) -> OperatorGraph:
         LabError: no layer.
     """
     if layers < 1:
-        raise refusal(
-            en=f"a perceptron has at least one layer, but layers={layers!r} was received: use for example 6.",
-            fr=f"un perceptron a au moins une couche, mais layers={layers!r} a été reçu : prenez par exemple 6.",
-        )
+        raise alpa_refused("no layer", layers=layers)
     graph = OperatorGraph()
     x = graph.input("x", batch, width)
     for layer in range(1, layers + 1):

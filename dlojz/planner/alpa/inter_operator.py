@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import format_bytes, refusal, say, significant
+from dlojz.base.language import format_bytes, significant
 from dlojz.base.table import Table, Tabular, titles
-from dlojz.planner.alpa.mesh import Submesh, submeshes, tiled
+from dlojz.planner.alpa.mesh import Submesh, alpa_refused, alpa_sentence, submeshes, tiled
 
 
 class PlannedStage(NamedTuple):
@@ -87,14 +87,7 @@ class PipelinePlan(Tabular):
     def table(self) -> Table:
         """What was planned, how long a step takes, and one line per stage."""
         time, bubble = significant(self.step_s, 6, grouped=True), f"{100 * self.bubble:.0f}"
-        title = say(
-            en=f"{len(self.stages)} stages on {self.nodes} × {self.gpus_per_node} devices, B = {self.micro_batches}: "
-            f"T = {time}, filling and draining {bubble} % "
-            f"(t_max tried: {self.tried} of {self.candidates})",
-            fr=f"Étages : {len(self.stages)}, sur {self.nodes} × {self.gpus_per_node} périphériques, "
-            f"B = {self.micro_batches} : T = {time}, remplissage et vidage {bubble} % "
-            f"(t_max essayés : {self.tried} sur {self.candidates})",
-        )
+        title = alpa_sentence("pipeline plan", plan=self, stages=len(self.stages), time=time, bubble=bubble)
         head = titles(
             en="stage; layers; submesh; used as; GPU; time; in flight; memory per device",
             fr="étage; couches; sous-maillage; utilisé en; GPU; temps; en cours; mémoire par périphérique",
@@ -282,12 +275,7 @@ def pipeline(
         LabError: no layer, no micro-batch, or a model that fits nowhere; the sentence says how much memory is missing.
     """
     if layers < 1 or micro_batches < 1:
-        raise refusal(
-            en=f"a pipeline has at least one layer and one micro-batch, but layers={layers!r} and "
-            f"micro_batches={micro_batches!r} were received: use 1 or more of each.",
-            fr=f"un pipeline a au moins une couche et un micro-batch, mais layers={layers!r} et "
-            f"micro_batches={micro_batches!r} ont été reçus : prenez-en 1 ou plus.",
-        )
+        raise alpa_refused("empty pipeline", layers=layers, micro_batches=micro_batches)
     shapes = submeshes(nodes, gpus_per_node)
     table = StageTable(options, layers, micro_batches, shapes, nodes * gpus_per_node)
     times = table.stage_times(memory_bytes)
@@ -348,21 +336,10 @@ def _search(table: StageTable, times: Array, candidates: Array) -> tuple[float, 
 def _nothing_fits(table: StageTable, memory_bytes: float) -> str:
     required_bytes = table.smallest_memory()
     if math.isinf(required_bytes):
-        return say(
-            en=f"no cut of {table.layers} layers uses all {table.devices} devices: use fewer devices, or give costs "
-            "for larger submeshes.",
-            fr=f"aucun découpage de {table.layers} couches n’utilise les {table.devices} périphériques : prenez moins "
-            "de périphériques, ou donnez les coûts de sous-maillages plus grands.",
-        )
+        return alpa_sentence("devices left over", table=table)
     total, has, lacking = (
         format_bytes(required_bytes),
         format_bytes(memory_bytes),
         format_bytes(required_bytes - memory_bytes),
     )
-    return say(
-        en=f"no cut of {table.layers} layers on {table.devices} devices fits: a device needs at least {total} and has "
-        f"{has}, so {lacking} are missing: use more devices, a smaller micro-batch, or recomputation.",
-        fr=f"aucun découpage de {table.layers} couches sur {table.devices} périphériques ne tient : un périphérique a "
-        f"besoin d’au moins {total} et en a {has}, il manque donc {lacking} : prenez plus de périphériques, un "
-        "micro-batch plus petit, ou le recalcul.",
-    )
+    return alpa_sentence("too large", table=table, total=total, has=has, lacking=lacking)

@@ -22,11 +22,18 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from dlojz.base.language import format_bytes, refusal, say, significant
+from dlojz.base.language import format_bytes, significant
 from dlojz.base.machine import c_output_discarded
 from dlojz.base.table import Table, Tabular, titles
 from dlojz.planner.alpa.graph import Node, OperatorGraph, OperatorSharding
-from dlojz.planner.alpa.mesh import DeviceMesh, all_specs, resharding_matrix, resharding_moves
+from dlojz.planner.alpa.mesh import (
+    DeviceMesh,
+    all_specs,
+    alpa_refused,
+    alpa_sentence,
+    resharding_matrix,
+    resharding_moves,
+)
 
 
 @dataclass(frozen=True)
@@ -74,10 +81,7 @@ class ShardingPlan(Tabular):
         """What was planned and what it costs, with one line per tensor, in the order of computation."""
         rows, columns = self.mesh.shape
         plan_cost = significant(self.cost, 6, grouped=True)
-        title = say(
-            en=f"Sharding on {rows} × {columns} devices: communication {plan_cost} per micro-batch",
-            fr=f"Découpe sur {rows} × {columns} périphériques : communication {plan_cost} par micro-batch",
-        )
+        title = alpa_sentence("sharding plan", rows=rows, columns=columns, plan_cost=plan_cost)
         head = titles(
             en="tensor; operator; sharded; spec; communication; cost",
             fr="tenseur; opérateur; réparti; découpe; communication; coût",
@@ -158,10 +162,7 @@ def choices(graph: OperatorGraph, mesh: DeviceMesh, *, micro_batches: int = 1) -
         LabError: less than one micro-batch, or an operator that cannot be sharded.
     """
     if micro_batches < 1:
-        raise refusal(
-            en=f"a step has at least one micro-batch, but micro_batches={micro_batches!r} was received: use 1.",
-            fr=f"un pas a au moins un micro-batch, mais micro_batches={micro_batches!r} a été reçu : prenez 1.",
-        )
+        raise alpa_refused("no micro-batch", micro_batches=micro_batches)
     options = {node.name: _options(node, mesh) for node in graph.nodes.values()}
     costs = {
         name: np.array([sharding.cost for sharding in shardings])

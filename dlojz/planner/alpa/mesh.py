@@ -28,14 +28,19 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlojz.base.language import refusal
+from dlojz.base.language import refused, sentence
 from dlojz.hardware.links import Collective, Link, bus_factor
+
+_FILE: Final = Path(__file__).with_name("data") / "alpa.md"
+alpa_sentence, alpa_refused = partial(sentence, _FILE), partial(refused, _FILE)
+"""A sentence about a plan, by its key, and the error that says one."""
 
 UNIT: Final = Link(1.0, 1.0)
 """The link of Alpa's own tests, without a unit."""
@@ -61,19 +66,9 @@ class DeviceMesh:
 
     def __post_init__(self) -> None:
         if len(self.shape) != 2 or any(not isinstance(size, int) or size < 1 for size in self.shape):
-            raise refusal(
-                en=f"a mesh has at least one device along each of its two axes, but {self.shape!r} was received: "
-                "use for example (1, 4), or (2, 4).",
-                fr=f"un maillage a au moins un périphérique selon chacun de ses deux axes, mais {self.shape!r} a "
-                "été reçu : prenez par exemple (1, 4), ou (2, 4).",
-            )
+            raise alpa_refused("mesh shape", shape=self.shape)
         if any(not (0 <= link.latency_s < math.inf and link.bytes_per_s > 0) for link in self.links):
-            raise refusal(
-                en="a link of a mesh has a latency of at least 0 and a bandwidth above 0, but "
-                f"{self.links!r} was received.",
-                fr="un lien d’un maillage a une latence d’au moins 0 et un débit de plus de 0, mais "
-                f"{self.links!r} a été reçu.",
-            )
+            raise alpa_refused("mesh links", links=self.links)
 
     @property
     def num_devices(self) -> int:
@@ -141,12 +136,7 @@ class ShardingSpec:
         # "S01" → "01": each digit is an axis, and none may cut twice.
         axes = "".join(parts).replace("R", "").replace("S", "")
         if not parts or len(set(axes)) < len(axes):
-            raise refusal(
-                en=f"{name!r} is no sharding spec: write R or S0, S1, S01 for each dimension, each axis once, "
-                "such as S0R or RS01.",
-                fr=f"{name!r} n’est pas une spécification de découpe : écrivez R ou S0, S1, S01 pour chaque "
-                "dimension, chaque axe une seule fois, comme S0R ou RS01.",
-            )
+            raise alpa_refused("spec", name=name)
         return cls(tuple(tuple(int(sign) for sign in part[1:]) for part in parts))
 
     def __str__(self) -> str:
@@ -215,12 +205,7 @@ def resharding_moves(
         LabError: if the two specs are of tensors with different numbers of dimensions.
     """
     if len(before.cuts) != len(after.cuts):
-        raise refusal(
-            en=f"a tensor keeps its dimensions when it is resharded, but {before} and {after} were received: give "
-            "two specs of the same length.",
-            fr=f"un tenseur garde ses dimensions quand sa découpe change, mais {before} et {after} ont été "
-            "reçus : donnez deux spécifications de même longueur.",
-        )
+        raise alpa_refused("dimensions", before=before, after=after)
     return _shortest(before, after, float(tensor_bytes), mesh)
 
 
@@ -316,19 +301,9 @@ def submeshes(nodes: int, gpus_per_node: int) -> tuple[Submesh, ...]:
         LabError: no node, or a number of GPUs per node that is no power of two.
     """
     if nodes < 1 or gpus_per_node < 1:
-        raise refusal(
-            en=f"a cluster has at least one node with one GPU, but {nodes} × {gpus_per_node} was received: use for "
-            "example 1 × 4.",
-            fr=f"un cluster a au moins un nœud avec un GPU, mais {nodes} × {gpus_per_node} a été reçu : prenez par "
-            "exemple 1 × 4.",
-        )
+        raise alpa_refused("empty cluster", nodes=nodes, gpus_per_node=gpus_per_node)
     if gpus_per_node & (gpus_per_node - 1):  # n & (n − 1) is 0 for powers of two alone
-        raise refusal(
-            en=f"submeshes tile nodes whose number of GPUs is a power of two, but {gpus_per_node} was received: "
-            f"use {1 << (gpus_per_node.bit_length() - 1)} of them.",
-            fr="les sous-maillages pavent des nœuds dont le nombre de GPU est une puissance de deux, mais "
-            f"{gpus_per_node} a été reçu : utilisez-en {1 << (gpus_per_node.bit_length() - 1)}.",
-        )
+        raise alpa_refused("power of two", gpus_per_node=gpus_per_node, below=1 << gpus_per_node.bit_length() - 1)
     within = [Submesh(1, 1 << power) for power in range(gpus_per_node.bit_length())]
     return (*within, *(Submesh(count, gpus_per_node) for count in range(2, nodes + 1)))
 
