@@ -9,9 +9,12 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Final, Literal, NamedTuple, get_args
+from functools import cache
+from pathlib import Path
+from string import Formatter
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 from dlojz.base.errors import LabError
 
@@ -58,6 +61,14 @@ class Said(NamedTuple):
     def begun(self) -> Said:
         """Both with a capital, as at the beginning of a sentence."""
         return Said(*(text[:1].upper() + text[1:] for text in self))
+
+
+@cache
+def sentences(path: Path) -> dict[str, Said]:
+    """Read a TOML file of sentences: under each key the English one, `en`, and the French one, `fr`."""
+    import tomllib  # a process that refuses nothing goes without it
+
+    return {key: Said(**pair) for key, pair in tomllib.loads(path.read_text(encoding="utf-8")).items()}
 
 
 class Wrong(Exception):  # noqa: N818 - it is a verdict, not an error of the program
@@ -324,3 +335,38 @@ def format_seconds(duration_s: float | None) -> str:
 def gap_text(gap: float | None) -> str:
     """Format a relative difference to its order of magnitude."""
     return "—" if gap is None else "0" if gap == 0 else f"{gap:.0e}"
+
+
+_WRITERS: Final[dict[str, Callable[..., str]]] = {
+    "bytes": format_bytes,
+    "seconds": format_seconds,
+    "integer": integer,
+    "decimal": decimal,
+    "percent": percent,
+    "spaced": spaced_percent,
+    "brief": brief_percent,
+}
+
+
+class SentenceFile(Formatter):
+    """Writes the sentences of a TOML file (`sentences`), each of whose places says how its value is written.
+
+    `{peak:bytes}` is written by `format_bytes`, `{share:percent 0}` by `percent` with no digits.
+
+    Args:
+        path: the file.
+        writers: further ways to write a value, by the name that a place has.
+    """
+
+    def __init__(self, path: Path, **writers: Callable[..., str]) -> None:
+        self.path, self.writers = path, _WRITERS | writers
+
+    def __call__(self, key: str, /, **values: object) -> str:
+        """Write a sentence in the reader's language."""
+        return self.vformat(str(sentences(self.path)[key]), (), values)
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        """Write a value as its place says."""
+        name, *digits = format_spec.split()[:2] or [""]
+        write = self.writers.get(name)
+        return write(value, *map(int, digits)) if write else str(super().format_field(value, format_spec))

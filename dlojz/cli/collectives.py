@@ -19,7 +19,7 @@ from dlojz.by_hand import collectives
 from dlojz.by_hand.collectives import AlphaBetaFit, fit, simulate
 from dlojz.by_hand.collectives.algorithm_catalogue import algorithm, check_size, node_size
 from dlojz.by_hand.collectives.running import LIBRARY, SIZES_BYTES, algorithm_of, measure
-from dlojz.cli.options import FIGURE, JSON, Answer, Given, check_needs, console, progress_bar, tell, tell_written, verb
+from dlojz.cli.options import Answer, Given, check_needs, console, progress_bar, tell, tell_written, verb
 from dlojz.display.collective_text import format_latency, step_words
 
 if TYPE_CHECKING:
@@ -117,20 +117,7 @@ def _keep(calibration: AlphaBetaFit, path: Path) -> None:
         ) from None
 
 
-@verb(
-    "collectives",
-    f"""
-    --name NAME  algorithm: {", ".join(collectives.names())}; with --calibrate also {", ".join(LIBRARY)}
-        // algorithme : {", ".join(collectives.names())} ; avec --calibrate aussi {", ".join(LIBRARY)}
-    --ranks INT = 4  number of ranks // nombre de rangs
-    --per-node INT  ranks of one node, for hierarchical_all_reduce (default: at most 4)
-        // rangs d’un nœud, pour hierarchical_all_reduce (par défaut : 4 au plus)
-    --calibrate  time it on real processes and fit α and β // chronométrer sur de vrais processus, ajuster α et β
-    """,
-    FIGURE,
-    "--output FILE  file that keeps the calibration as JSON // fichier qui garde la calibration en JSON",
-    JSON,
-)
+@verb("collectives", collectives=", ".join(collectives.names()), library=", ".join(LIBRARY))
 def collectives_command(args: Given, answer: Answer) -> None:
     """List, show or time the algorithms."""
     _check(args)
@@ -226,27 +213,7 @@ DEVICES = ("auto", "cpu", "cuda")
 MOST_RANKS = 16
 
 
-@verb(
-    "calibrate",
-    f"""
-    --ranks INT,INT = 1,2,4  numbers of processes to measure, from 1 on // nombres de processus à mesurer, à partir de 1
-    --quick  in two thirds of the time: messages and engines less exactly
-        // en deux tiers du temps : messages et moteurs moins précisément
-    --show  show the file; measure nothing // montrer le fichier, sans mesurer
-    --device {"|".join(DEVICES)} = auto  where: auto takes the GPUs if there are any
-        // où : auto prend les GPU s’il y en a
-    """,
-    FIGURE,
-    """
-    --output FILE  file of the measurements (default: ~/.config/dlojz/calibration.json)
-        // fichier des mesures (par défaut : ~/.config/dlojz/calibration.json)
-    --gpu-file FILE  on a GPU: the file that describes it (default: ~/.config/dlojz/gpus/NAME.toml), which --device of
-        memory, predict, plan and validate takes by NAME; with several GPUs their link beside it, for a cluster's file
-        // sur un GPU : le fichier qui le décrit (par défaut : ~/.config/dlojz/gpus/NOM.toml), que --device de memory,
-        predict, plan et validate prend par NOM ; avec plusieurs GPU, leur lien, pour le fichier d’un calculateur
-    """,
-    JSON,
-)
+@verb("calibrate", devices="|".join(DEVICES))
 def calibrate_command(args: Given, answer: Answer) -> None:
     """Measure this machine, keep the measurements, and show the fitted parameters."""
     ranks, device = _ranks(args["ranks"]), args["device"]

@@ -22,7 +22,18 @@ from typing import Any, NamedTuple
 from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, format_bytes, refusal, say
 from dlojz.cli.main import DONE, FAILED, REFUSED
-from dlojz.cli.options import HELP_WORDS, ROOT, Flag, Given, config_flags, flags, help_texts, parse, show_help, tell
+from dlojz.cli.options import (
+    HELP_WORDS,
+    Flag,
+    Given,
+    config_flags,
+    flags,
+    help_texts,
+    parse,
+    shared_flags,
+    show_help,
+    tell,
+)
 from dlojz.config.deepspeed_json import json_left_to_the_lab, read_deepspeed_json
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig
@@ -47,14 +58,8 @@ _FIELDS = (
 )
 OPTIONS: tuple[Flag, ...] = (
     *(replace(flag, spellings=_SPELLINGS.get(flag.name, flag.spellings)) for flag in config_flags(*_FIELDS)),
-    *flags("""
-    --deepspeed  train with DeepSpeed // entraîner avec DeepSpeed
-    --deepspeed-config FILE  DeepSpeed's JSON file: stage, offloading, … // le JSON de DeepSpeed : stage, offload…
-    -p --pipeline-parallel-size INT>=1 = 1  pipeline stages; the other ranks are replicas of them
-        // étages de pipeline ; les autres rangs en sont des répliques
-    --local-rank INT  what DeepSpeed's launcher adds; ignored // ce qu’ajoute le lanceur de DeepSpeed ; ignoré
-    """),
-    *ROOT,
+    *flags(help_texts("course")[PROGRAM].options),
+    *shared_flags()["root"],
 )
 _DEEPSPEEDS_OWN = ("zero", "engine", "offload")
 

@@ -30,15 +30,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.text import Text
 
 from dlojz.base import extension_locks
-from dlojz.base.language import format_bytes, format_seconds, language, refusal, say
+from dlojz.base.language import SentenceFile, format_bytes, format_seconds, language, refusal, say
 from dlojz.base.machine import cores_available, machine_limit, meet_on_loopback, memory_free_bytes, words_of_limit
 from dlojz.base.requirements import requirements_of
 from dlojz.base.table import Lines, Table, titles, visible
 from dlojz.cli import main
 from dlojz.cli.options import (
-    JSON,
-    PNG,
-    ROOT,
     WORDS,
     Answer,
     Given,
@@ -57,6 +54,8 @@ if TYPE_CHECKING:
     from dlojz.results.rank_activities import AlignedRanks, RankShares, Straggler
     from dlojz.results.rank_profile import Change, RankProfile
     from dlojz.running.out_of_memory import PostMortem
+
+phrase = SentenceFile(Path(__file__).parent / "data" / "doctor.toml")
 
 State = Literal["ok", "warning", "problem"]
 FREE_BYTES_WANTED, MEMORY_BYTES_WANTED, GLOO_LIMIT_S = 2**30, 3 * 2**30, 120
@@ -131,21 +130,12 @@ def _torch(without_gpu: str) -> Check:
         capability = torch.cuda.get_device_capability(index)
         if not has_kernels(built, capability):
             sm = "sm_{}{}".format(*capability)
-            advice = say(
-                en=f"this torch (CUDA {torch.version.cuda}) has kernels for {', '.join(built)}, not for {sm}: every "
-                f"operation on {names[index]} fails. Install a torch built for an older CUDA (V100: CUDA 12.6).",
-                fr=f"ce torch (CUDA {torch.version.cuda}) a des noyaux pour {', '.join(built)}, pas pour {sm} : toute "
-                f"opération sur {names[index]} échoue. Installez un torch construit pour un CUDA plus ancien (V100 : "
-                "CUDA 12.6).",
+            advice = phrase(
+                "no kernels for a GPU", cuda=torch.version.cuda, architectures=", ".join(built), sm=sm, gpu=names[index]
             )
             return Check("torch", "problem", finding, advice)
     if not names and shutil.which("nvidia-smi"):
-        advice = say(
-            en="nvidia-smi is here, but this torch sees no GPU: it is built for CPUs, or its CUDA is newer than the "
-            "driver.",
-            fr="nvidia-smi est là, mais ce torch ne voit pas de GPU : il est construit pour le CPU, ou son CUDA est "
-            "plus récent que le pilote.",
-        )
+        advice = phrase("torch sees no GPU")
         return _warned("torch", finding, advice)
     return _warned("torch", finding)
 
@@ -272,12 +262,7 @@ def _imported(name: str) -> Check:
     (numbers, _, build), own_numbers = version("torch").partition("+"), version(name).partition("+")[0]
     index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
     pair = f"pip install --no-deps --force-reinstall torch=={numbers} torchvision=={own_numbers}{index}"
-    advice = say(
-        en="it was built for another torch. The labs and `dlojz` do without its operators; a script of your own that "
-        f"imports it stops. Both from one place go together: {pair}",
-        fr="il a été construit pour un autre torch. Les TP et `dlojz` se passent de ses opérateurs ; un script à vous "
-        f"qui l’importe s’arrête. Venus du même endroit, les deux vont ensemble : {pair}",
-    )
+    advice = phrase("torchvision of another torch", pair=pair)
     return _warned(name, finding, advice)
 
 
@@ -292,15 +277,9 @@ def _cores() -> Check:
 def _memory() -> Check:
     free, limit = memory_free_bytes(), machine_limit()
     free_text, needed_text = format_bytes(free), format_bytes(MEMORY_BYTES_WANTED)
-    limit_text = say(
-        en=f"of {format_bytes(limit.num_bytes)}, the limit of {words_of_limit(limit.code)}",
-        fr=f"sur {format_bytes(limit.num_bytes)}, la limite : {words_of_limit(limit.code)}",
-    )
+    limit_text = phrase("limit of memory", limit=limit, limit_words=words_of_limit(limit.code))
     if free < MEMORY_BYTES_WANTED:
-        advice = say(
-            en=f"2 processes with DeepSpeed need about {needed_text}: close other programs",
-            fr=f"DeepSpeed ×2 demande {needed_text} : fermez d’autres programmes",
-        )
+        advice = phrase("little memory", needed_text=needed_text)
         return _warned("memory", f"{free_text} {limit_text}", advice)
     return _warned("memory", say(en=f"{free_text} free {limit_text}", fr=f"{free_text} libres {limit_text}"))
 
@@ -309,10 +288,7 @@ def check_disk(root: Path) -> Check:
     """Check that the folder of the runs can be written and has space."""
     nearest_folder = next(folder for folder in (root, *root.parents) if folder.exists())
     if reason := _not_writable(root):
-        advice = say(
-            en="choose a folder you may write to: export DLOJZ_RUNS=FOLDER",
-            fr="choisissez un dossier où vous pouvez écrire : export DLOJZ_RUNS=DOSSIER",
-        )
+        advice = phrase("folder cannot be written")
         return Check("disk", "problem", f"{root}: {reason}", advice)
     free_bytes = shutil.disk_usage(nearest_folder).free
     free = format_bytes(free_bytes)
@@ -330,10 +306,7 @@ def _extensions() -> Check:
         return Check("extensions", "problem", ", ".join(map(str, locks)), extension_locks.told(locks))
     folder = extension_locks.folder()
     if reason := _not_writable(folder):
-        advice = say(
-            en="DeepSpeed cannot keep there what it compiles: export TORCH_EXTENSIONS_DIR=FOLDER",
-            fr="DeepSpeed ne peut pas y garder ce qu’il compile : export TORCH_EXTENSIONS_DIR=DOSSIER",
-        )
+        advice = phrase("extensions cannot be kept")
         return _warned("extensions", f"{folder}: {reason}", advice)
     return _warned("extensions", say(en="no stale lock", fr="pas de verrou abandonné"))
 
@@ -378,36 +351,18 @@ def _gloo() -> Check:
     if codes in ({0}, {ADDED}):
         took = format_seconds(time.monotonic() - started_s)
         finding = say(en=f"2 processes all-reduced in {took}", fr=f"2 processus ont fait un all-reduce en {took}")
-        sum_advice = say(
-            en="this torch's reduce-scatter adds where FSDP2 asks for a mean: on CPUs, a script of your own gets "
-            "gradients as many times too large as it has processes, unless each unit calls "
-            "set_force_sum_reduction_for_comms(True); the lab's engines do. Torch 2.13 is right.",
-            fr="le reduce-scatter de ce torch additionne là où FSDP2 demande une moyenne : sur CPU, les gradients d’un "
-            "script à vous sont trop grands, d’un facteur égal au nombre de processus, sauf si chaque unité appelle "
-            "set_force_sum_reduction_for_comms(True) ; c’est ce que fait le paquet. Torch 2.13 est juste.",
-        )
+        sum_advice = phrase("gloo adds")
         return _warned("gloo", finding, sum_advice if codes == {ADDED} else "")
     # The last line on stderr, which names the error of a traceback.
     last_line = next((lines[-1] for text in complaints if (lines := text.strip().splitlines())), "")
-    advice = say(
-        en="processes of this machine cannot talk to each other: try GLOO_SOCKET_IFNAME=lo",
-        fr="les processus de cette machine ne se parlent pas : essayez GLOO_SOCKET_IFNAME=lo",
-    )
+    advice = phrase("gloo fails")
     return Check("gloo", "problem", last_line[:200], advice)
 
 
 MARKS: dict[State, tuple[str, str]] = {"ok": ("✓", GREEN), "warning": ("!", ORANGE), "problem": ("✗", VERMILION)}
 
 
-@verb(
-    "doctor",
-    """
-    [RUN|LOG]  name of a run (see `dlojz runs`), or any log: a file, a folder, - for standard input
-        // nom d’une exécution (voir `dlojz runs`), ou un journal quelconque : fichier, dossier, - pour l’entrée
-    """,
-    ROOT,
-    JSON,
-)
+@verb("doctor")
 def doctor_command(args: Given, answer: Answer) -> int:
     """Check the machine, explain a run that failed, or read anybody's log."""
     from dlojz.running.store import runs_root
@@ -464,10 +419,7 @@ def _explain(args: Given, answer: Answer) -> None:
 def _verdict(checks: list[Check]) -> str:
     problems, warnings = (sum(check.state == state for check in checks) for state in ("problem", "warning"))
     if problems:
-        return say(
-            en=f"{problems} problem(s) to solve before running.",
-            fr=f"{problems} problème(s) à résoudre avant d'exécuter.",
-        )
+        return phrase("problems", problems=problems)
     if warnings:
         return say(en=f"Ready, with {warnings} warning(s).", fr=f"Prêt, avec {warnings} avertissement(s).")
     return say(en="Ready: start with `dlojz demo`.", fr="Prêt : commencez par `dlojz demo`.")
@@ -504,17 +456,7 @@ def told(diagnosis: PostMortem) -> list[Any]:
     return [Text(headline, style="bold"), "", *memory_lines(diagnosis)]
 
 
-@verb(
-    "trace",
-    """
-    FILE…  traces of all ranks, or their folder; one trace, or one memory snapshot
-        // traces de tous les rangs, ou leur dossier ; une trace, ou un instantané mémoire
-    --against FILE  a later trace or snapshot of the same program: what got slower, or what grew
-        // une trace ou un instantané plus récent du même programme : ce qui a ralenti, ou grandi
-    """,
-    PNG,
-    JSON,
-)
+@verb("trace")
 def trace_command(args: Given, answer: Answer) -> None:
     """Say who waits for whom in the traces of a training, what one rank does, or what fills its memory."""
     from dlojz.pipeline.traced_pipeline import aligned_pipelines
@@ -552,7 +494,7 @@ def trace_command(args: Given, answer: Answer) -> None:
 
 def _tell_profiles(files: list[TraceFile], later: list[TraceFile], args: Given, answer: Answer) -> None:
     """Say what one rank does, or what got slower from one trace to another."""
-    from dlojz.display import profile_tables as words
+    from dlojz.display import trace_tables as words
     from dlojz.results.rank_profile import compared, profile_of
 
     if later and len(files) + len(later) > 2:
@@ -597,7 +539,7 @@ def _change(row: Change) -> dict[str, Any]:
 
 def _tell_profile(profile: RankProfile, args: Given, answer: Answer) -> None:
     """Print, draw or write what one rank does."""
-    from dlojz.display import profile_tables as words
+    from dlojz.display import trace_tables as words
     from dlojz.display.trace_tables import collectives_table
 
     if args["png"]:
@@ -640,7 +582,7 @@ def _profile_document(profile: RankProfile) -> dict[str, Any]:
 
 def _tell_snapshots(paths: list[str], later: list[str], args: Given, answer: Answer) -> None:
     """Say what fills the memory at the peak of a snapshot, or what grew from one to another."""
-    from dlojz.display import profile_tables as words
+    from dlojz.display import trace_tables as words
     from dlojz.results.memory_snapshot import grown, is_snapshot, snapshot_of
 
     if len(paths) > 1 or not all(map(is_snapshot, [*paths, *later])):
@@ -706,10 +648,7 @@ def _draw_traces(together: AlignedRanks, pipelines: tuple[TracedPipeline, ...], 
     from dlojz.results.rank_activities import spans_of
 
     title = say(en="traces of torch.profiler", fr="traces de torch.profiler")
-    alt = say(
-        en=f"Computing and communication of {len(together.ranks)} ranks over time",
-        fr=f"Calcul et communication de {len(together.ranks)} rangs au cours du temps",
-    )
+    alt = phrase("alt of traces", ranks=len(together.ranks))
     spans_figure(spans_of(together), title, alt, path, steps=False)
 
 

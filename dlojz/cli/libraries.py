@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING, Any
 from dlojz.base.language import refusal, say
 from dlojz.cli import main
 from dlojz.cli.options import (
-    FIGURE,
-    JSON,
-    ROOT,
     Answer,
     Given,
     check_needs,
@@ -41,27 +38,7 @@ FIELDS = ("model", "dp", "tp", "pp", "zero", "steps", "micro_batch", "micro_batc
 _RUNNING = (*FIELDS, "rounds", "only", "figure", "root")
 
 
-@verb(
-    "libraries",
-    f"""
-    --run  run them side by side // les exécuter côte à côte
-    --show {"|".join(LIBRARIES)}  print the program of this library // afficher le programme de cette bibliothèque
-    --only NAMES  these libraries only, with commas (default: all)
-        // ces bibliothèques seulement, entre virgules (par défaut : toutes)
-    --model TEXT = gpt_tiny  model of the catalogue // modèle du catalogue
-    --dp INT = 2  data-parallel replicas // répliques (parallélisme de données)
-    --tp INT = 1  ranks that share each layer (Megatron-core) // rangs qui se partagent chaque couche (Megatron-core)
-    --pp INT = 1  pipeline stages (Megatron-core) // étages de pipeline (Megatron-core)
-    --zero INT = 0  ZeRO stage: what is sharded, 0 to 3 // niveau de ZeRO : ce qui est réparti, de 0 à 3
-    --steps INT = 20  optimizer steps // pas de l’optimiseur
-    --micro-batch INT = 16  samples per micro-batch // échantillons par micro-batch
-    --micro-batches INT = 1  micro-batches per step and replica // micro-batches par pas et par réplique
-    --rounds INT>=1 = 3  how often each is run, in turns // combien de fois chacun, à tour de rôle
-    """,
-    FIGURE,
-    ROOT,
-    JSON,
-)
+@verb("libraries", libraries="|".join(LIBRARIES))
 def libraries_command(args: Given, answer: Answer) -> int:
     """List the libraries, show a program, or run them side by side."""
     _check(args)

@@ -10,7 +10,6 @@ import shutil
 import sys
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,9 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import format_seconds, refusal, say, shortest
 from dlojz.base.table import Table, titles, visible
 from dlojz.cli.options import (
-    JSON,
-    ROOT,
-    RUN_WORD,
-    SCHEDULER,
     WORDS,
     Answer,
     Given,
-    config_flags,
     config_of,
     console,
     fields_of,
@@ -50,17 +44,7 @@ from dlojz.running.state import is_final
 from dlojz.running.store import run_ids, runs_root
 
 
-@verb(
-    "machines",
-    """
-    [NAME]  name of a machine file // nom d’un fichier de machine
-    --hours FLOAT  time limit in hours // limite de temps en heures
-    """,
-    SCHEDULER,
-    "--script  print the job script // afficher le script du travail",
-    config_flags,
-    JSON,
-)
+@verb("machines")
 def machines_command(args: Given, answer: Answer) -> None:
     """List the machines, or preview a run on one."""
     names = args.pop(WORDS, ())
@@ -131,7 +115,7 @@ MOST_REFUSALS = 3
 """Looks in a row at which a run's own files are refused, until nothing more is waited for."""
 
 
-@verb("queue", ROOT, JSON)
+@verb("queue")
 def queue_command(args: Given, answer: Answer) -> None:
     """List the jobs of the scheduler."""
     queue = views()
@@ -153,15 +137,7 @@ def queue_command(args: Given, answer: Answer) -> None:
         answer(_age(queue))
 
 
-@verb(
-    "watch",
-    [replace(RUN_WORD[0], metavar="[RUN…]")],
-    """
-    --once  show them once and stop // les montrer une fois et s’arrêter
-    --every-s FLOAT>=0.2 = 2  seconds between two looks // secondes entre deux regards
-    """,
-    ROOT,
-)
+@verb("watch")
 def watch_command(args: Given, answer: Answer) -> None:
     """Follow runs."""
     named_runs = [find(name, args["root"]) for name in args[WORDS]]

@@ -17,9 +17,6 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import format_bytes, refusal, say, spaced_percent, yes_no
 from dlojz.base.table import Table, facts, titles
 from dlojz.cli.options import (
-    JSON,
-    MODEL,
-    PNG,
     WORDS,
     Answer,
     Given,
@@ -146,35 +143,7 @@ def numbers(option: str, text: str) -> list[float]:
 TEXT_WIDTH = 110
 
 
-@verb(
-    "pipeline",
-    f"""
-    [NAME…]  schedules to compare, with --compare // ordonnancements à comparer, avec --compare
-    --schedule NAME = 1f1b  {", ".join(SCHEDULES)}
-    --stages INT>=1 = 4  pipeline ranks p // rangs p du pipeline
-    --micro-batches INT>=1 = 8  micro-batches m of a step // micro-batches m d’un pas
-    --chunks INT>=1  stages v that each rank holds (default: the schedule's own)
-        // étages v que porte chaque rang (par défaut : ceux de l’ordonnancement)
-    --times F,I,W = 1,1,1  time of F,I,W (forward, backward for input, for weights) or of F,B, of one stage
-        // durée de F,I,W (passe avant, arrière pour l’entrée, pour les poids) ou de F,B, d’un étage
-    --stage-times T,T,…  how many times as long each stage takes, one number per stage (of all chunks)
-        // combien de fois plus longtemps dure chaque étage, un nombre par étage (tous les chunks)
-    --latency FLOAT = 0  time of a message between ranks // durée d’un message entre rangs
-    --sends {"|".join(SENDS)} = buffered  buffered: the sender goes on; paired, rendezvous: it waits for the receiver
-        // buffered : l’émetteur continue ; paired, rendezvous : il attend le récepteur
-    --memory-limit FLOAT  activations that a rank may keep, in stage-micro-batches
-        // activations qu’un rang peut garder, en micro-batches d’étage
-    --color kind|micro_batch|chunk|version = kind  what colours say in a picture
-        // ce que disent les couleurs d’une image
-    --png FILE  picture to write (.png, .svg, .pdf) // image à écrire (.png, .svg, .pdf)
-    --trace FILE  Chrome/Perfetto trace to write // trace Chrome/Perfetto à écrire
-    --csv FILE  order to write, as torch reads it // ordre à écrire, au format de torch
-    --from-csv FILE  take the order from a CSV instead of a name // prendre l’ordre d’un CSV au lieu d’un nom
-    --compare  a table of schedules // un tableau d’ordonnancements
-    --list  what schedules there are // les ordonnancements qui existent
-    """,
-    JSON,
-)
+@verb("pipeline", schedules=", ".join(SCHEDULES), sends="|".join(SENDS))
 def pipeline_command(args: Given, answer: Answer) -> None:
     """Draw, compare or export schedules."""
     _check(args)
@@ -433,22 +402,12 @@ def listing(as_json: bool) -> Any:
 
 @verb(
     "partition",
-    MODEL,
-    f"""
-    --stages INT>=1 = 4  pipeline stages // étages du pipeline
-    --by {"|".join(MEASURES)}  what a block weighs (default: parameters)
-        // ce que pèse un bloc (par défaut : parameters)
-    --pattern REGEX  regular expression found in the class of the blocks that count (--by regex)
-        // expression régulière cherchée dans la classe des blocs qui comptent (--by regex)
-    --compare  the cuts in other units // les découpages dans d’autres unités
-    """,
-    config_flags(
+    measures="|".join(MEASURES),
+    config=config_flags(
         *("model", "data", "image_size", "sequence_length", "micro_batch", "micro_batches", "device"),
         *("tp", "tensor_parts"),
         micro_batches=8,
     ),
-    PNG,
-    JSON,
 )
 def partition_command(args: Given, answer: Answer) -> None:
     """Cut a model into stages, and show how even they are."""

@@ -10,7 +10,6 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -22,22 +21,13 @@ from dlojz.base.language import decimal, format_seconds, refusal, say
 from dlojz.base.table import Table, titles
 from dlojz.cli import main
 from dlojz.cli.options import (
-    FIGURE,
-    JSON,
-    MODEL,
     REST,
-    ROOT,
-    RUN_WORD,
-    SCHEDULER,
     WORDS,
     Answer,
     Given,
     assumed_fields,
-    config_flags,
     config_of,
-    flags,
     option_of,
-    predicting_flags,
     progress_bar,
     scheduler_of,
     target_device,
@@ -51,30 +41,8 @@ if TYPE_CHECKING:
     from dlojz.cost_model.measured_machine import Measured
     from dlojz.running.run import Run
 
-PROCESSES = flags("""
-    --processes INT>=1  processes you mean to use; refused unless dp × tp × pp × cp gives as many
-        // processus prévus ; refusé si dp × tp × pp × cp en donne un autre nombre
-""")
-
-
-SCRIPT_OR_MODEL = flags("""
-    [SCRIPT.py|MODEL]  script of your own, run unchanged; or model of the catalogue, like --model (`dlojz models`)
-        // script à vous, exécuté tel quel ; ou modèle du catalogue, comme --model (`dlojz models`)
-""")
-OF_SCRIPTS = flags("""
-    --nproc INT>=1 = 1  processes of the script, started as torchrun does, also a single one
-        // processus du script, lancés comme par torchrun, même un seul
-    --first-step-s FLOAT = 600  seconds after which a script that has made no optimizer step is ended
-        // secondes après lesquelles un script qui n’a fait aucun pas d’optimiseur est arrêté
-    --parity  run the script on one process too, on the same samples, and say what N processes do otherwise, and why
-        // exécuter aussi le script sur un processus, avec les mêmes échantillons, et dire ce que N processus font
-        autrement, et pourquoi
-    --parity-steps INT>=1 = 100  optimizer steps after which --parity ends the runs
-        // pas d’optimiseur après lesquels --parity arrête les exécutions
-    -m --run-module MODULE  module to run as a script, as `python -m` does // module à exécuter, comme par `python -m`
-    -- ARGUMENTS  words for the script; without one, a launcher's command // mots pour le script ; sans lui, commande
-        d’un lanceur
-""")
+OF_SCRIPTS = ("nproc", "first_step_s", "parity", "parity_steps", "run_module", REST)
+"""Options of `dlojz run` that only a script takes."""
 BESIDE_A_SCRIPT = frozenset(
     {WORDS, REST, "run_module", "nproc", "first_step_s", "device", "time_limit_s", "root", "json", "again", "on"}
     | {"parity", "parity_steps", "machine", "account", "qos", "reservation"}
@@ -82,37 +50,14 @@ BESIDE_A_SCRIPT = frozenset(
 """Options of `dlojz run` that a script takes."""
 
 
-@verb(
-    "run",
-    SCRIPT_OR_MODEL,
-    config_flags,
-    PROCESSES,
-    OF_SCRIPTS,
-    """
-    --on PLACE  where: local, slurm or replay (default: slurm for --device cuda where there is one, else local)
-        // où : local, slurm ou replay (par défaut : slurm pour --device cuda s’il y en a un, sinon local)
-    --machine NAME  machine file of the cluster, see `dlojz machines` (default: this cluster's)
-        // fichier de machine du calculateur, voir `dlojz machines` (par défaut : celui d’ici)
-    """,
-    SCHEDULER,
-    """
-    --checkpoint-every INT>=1  steps between two checkpoints (default: one before the time limit only)
-        // nombre de pas entre deux points de reprise (par défaut : un seul, avant la limite de temps)
-    --time-limit-s FLOAT  seconds after which the run is stopped
-        // secondes après lesquelles l’exécution est arrêtée
-    --again  run again although a run of this request exists
-        // exécuter à nouveau même si cette demande a déjà été exécutée
-    """,
-    ROOT,
-    JSON,
-)
+@verb("run")
 def run_command(args: Given, answer: Answer) -> int:
     """Train, then show the measurement beside the prediction."""
     if (script := _script_of(args)) is not None:
         return _run_script(*script, args, answer)
-    for flag in OF_SCRIPTS:
-        if flag.name in args:
-            option = "--" if flag.name == REST else flag.option
+    for name in OF_SCRIPTS:
+        if name in args:
+            option = "--" if name == REST else option_of(name)
             raise refusal(
                 en=f"{option} is for a script, but none was named: write `dlojz run train.py`, or leave it out.",
                 fr=f"{option} concerne un script, mais aucun n’est nommé : écrivez `dlojz run train.py`, ou "
@@ -359,14 +304,7 @@ class LogTail:
                     print(visible(over.rstrip("\r").rpartition("\r")[2]), end=end, file=sys.stderr, flush=True)
 
 
-@verb(
-    "predict",
-    MODEL,
-    predicting_flags,
-    PROCESSES,
-    "--rank INT = 0  rank whose footprint is shown // rang dont on donne l’empreinte",
-    JSON,
-)
+@verb("predict")
 def predict_command(args: Given, answer: Answer) -> None:
     """Show the predicted footprint."""
     from dlojz.display.memory_tables import assumed_sentence
@@ -433,15 +371,7 @@ def demo_configs(steps: int = 30, processes: int = DEMO_PROCESSES) -> list[RunCo
     return [RunConfig.of(model="coatnet_tiny", data="digits", steps=steps, **layout) for layout in layouts]
 
 
-@verb(
-    "demo",
-    """
-    --steps INT>=1 = 30  optimizer steps of each run // pas de chaque exécution
-    --again  run again what was run before // refaire ce qui a déjà été exécuté
-    """,
-    ROOT,
-    JSON,
-)
+@verb("demo")
 def demo_command(args: Given, answer: Answer) -> int:
     """Run, compare, explain."""
     from dlojz.compare import compare
@@ -534,7 +464,7 @@ def _draw(update: Callable[..., None], run: Run, label: str, _: str) -> None:
     update(len(losses), run.config.steps, f"{label}, {figures}")
 
 
-@verb("runs", ROOT, JSON)
+@verb("runs")
 def runs_command(args: Given, answer: Answer) -> None:
     """List the runs."""
     from dlojz.running.run import runs as listing
@@ -551,7 +481,7 @@ def runs_command(args: Given, answer: Answer) -> None:
         answer(_table(summaries))
 
 
-@verb("logs", RUN_WORD, "--rank INT  one rank only // un seul rang", ROOT)
+@verb("logs")
 def logs_command(args: Given, answer: Answer) -> None:
     """Print the logs of a run."""
     from dlojz.running.run import find
@@ -564,7 +494,7 @@ def logs_command(args: Given, answer: Answer) -> None:
     answer(printed)
 
 
-@verb("cancel", RUN_WORD, ROOT)
+@verb("cancel")
 def cancel_command(args: Given, answer: Answer) -> None:
     """Ask a run to stop."""
     from dlojz.running.run import cancel_lost, find
@@ -638,17 +568,7 @@ def _age(age_s: float | None) -> str:
 MOST_COMPARED = 12
 
 
-@verb(
-    "compare",
-    [replace(RUN_WORD[0], metavar="[RUN…]")],
-    FIGURE,
-    """
-    --overlay FILE  picture of a pipeline's measured step under its simulation (of the last run named)
-        // image du pas mesuré d’un pipeline sous sa simulation (de la dernière exécution nommée)
-    """,
-    ROOT,
-    JSON,
-)
+@verb("compare")
 def compare_command(args: Given, answer: Answer) -> None:
     """Show measurements beside predictions."""
     from dlojz.compare import compare

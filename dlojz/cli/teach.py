@@ -24,10 +24,6 @@ from dlojz.campaign.report import brief, foreseen, hours, report_folder, row_of,
 from dlojz.campaign.results import Asked, Outlook, Result, find_run, judged, outlook, result_of
 from dlojz.cli import main
 from dlojz.cli.options import (
-    HTML,
-    JSON,
-    ROOT,
-    SCHEDULER,
     WORDS,
     Answer,
     Given,
@@ -49,25 +45,7 @@ from dlojz.running.store import runs_root
 BACKENDS = ("local", "slurm")
 
 
-@verb(
-    "bench",
-    f"""
-    [CAMPAIGN]  a campaign of the course, or a TOML file; without one, they are listed
-        // une campagne du cours, ou un fichier TOML ; sans rien, elles sont listées
-    --dry-run  show what it would cost; start nothing // montrer le coût ; ne rien lancer
-    --report  only write the report // écrire seulement le rapport
-    --on {"|".join(BACKENDS)}  where it runs (default: slurm where the campaign names machines)
-        // où elle s’exécute (par défaut : slurm si la campagne nomme des machines)
-    --machine NAME  machine in place of those of the campaign // machine à la place de celles de la campagne
-    """,
-    SCHEDULER,
-    """
-    --again  run again what was run before // refaire ce qui a déjà été exécuté
-    --cancel  cancel its runs that are queued or running // annuler ses exécutions en file ou en cours
-    """,
-    ROOT,
-    JSON,
-)
+@verb("bench", backends="|".join(BACKENDS))
 def bench_command(args: Given, answer: Answer) -> int:
     """Run a campaign, or predict its cost."""
     names = args[WORDS]
@@ -274,19 +252,7 @@ STYLE = (
 )
 
 
-@verb(
-    "board",
-    """
-    FOLDER  folder with one folder per student // dossier contenant un dossier par étudiant
-    --pseudonyms  show stable pseudonyms in place of names // montrer des pseudonymes stables au lieu des noms
-    --key FILE  file of the key that makes the pseudonyms, made on first use, readable by you alone
-        (default: ~/.config/dlojz/board.key)
-        // fichier de la clé des pseudonymes, créé au premier usage, lisible par vous seul
-        (par défaut : ~/.config/dlojz/board.key)
-    """,
-    HTML,
-    JSON,
-)
+@verb("board")
 def board_command(args: Given, answer: Answer) -> None:
     """Show the class."""
     check_needs(args, "key", "pseudonyms")

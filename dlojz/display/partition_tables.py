@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dlojz.base.language import decimal, say
 from dlojz.base.table import Table, titles, visible
+from dlojz.display.style import label
 from dlojz.pipeline.partition import Partition, total_time
 
 if TYPE_CHECKING:
@@ -16,13 +17,7 @@ if TYPE_CHECKING:
 
 def title(name: str) -> str:
     """Translate a method or a unit."""
-    return {
-        "deepspeed": "DeepSpeed",
-        "uniform": say(en="uniform", fr="uniforme"),
-        "parameters": say(en="parameters", fr="paramètres"),
-        "flops": "FLOPs",
-        "time": say(en="time", fr="temps"),
-    }.get(name, name)
+    return label("cut", name)
 
 
 def headline(model: str, weighed: BlockWeights, stages: int) -> str:

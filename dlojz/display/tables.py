@@ -16,7 +16,7 @@ from rich.text import Text
 
 from dlojz.base.language import byte_units, decimal, format_bytes, format_count, gap_text, localized, say
 from dlojz.base.table import Table, visible
-from dlojz.display.style import category_label, needed_label, phase_label
+from dlojz.display.style import category_label, label, needed_label, phase_label
 from dlojz.results.footprint import CATEGORIES, Footprint, Memory
 
 if TYPE_CHECKING:
@@ -72,16 +72,7 @@ class ComparisonGrid(NamedTuple):
 
 def status_label(status: str) -> str:
     """Translate the status of a run."""
-    return {
-        "completed": say(en="completed", fr="terminé"),
-        "oom": say(en="oom", fr="mémoire épuisée"),
-        "timeout": say(en="timeout", fr="hors délai"),
-        "cancelled": say(en="cancelled", fr="annulé"),
-        "failed": say(en="failed", fr="échec"),
-        "diverged": say(en="diverged", fr="divergé"),
-        "running": say(en="running", fr="en cours"),
-        "queued": say(en="queued", fr="en attente"),
-    }.get(status, status)
+    return label("status", status)
 
 
 def grid(comparison: Comparison, compact: bool = False) -> ComparisonGrid:
@@ -502,9 +493,7 @@ def _traffic_rows(footprint: Footprint) -> list[tuple[str, str]]:
 
 def messages_table(footprint: Footprint) -> Table:
     """Lay out the messages of a footprint: bytes of what is reduced or gathered, and calls."""
-    heading = say(
-        en=f"Messages of rank {footprint.rank}, predicted", fr=f"Messages du rang {footprint.rank}, prédits"
-    )
+    heading = say(en=f"Messages of rank {footprint.rank}, predicted", fr=f"Messages du rang {footprint.rank}, prédits")
     return Table(("", ""), tuple(_traffic_rows(footprint)), heading)
 
 

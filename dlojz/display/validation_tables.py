@@ -6,9 +6,10 @@ import math
 import statistics
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
-from dlojz.base.language import decimal, integer, say, spaced_percent
+from dlojz.base.language import SentenceFile, decimal, integer, say, spaced_percent
 from dlojz.base.table import Table, titles
 from dlojz.cost_model.validation import (
     LEAST_LAYOUTS,
@@ -21,6 +22,8 @@ from dlojz.cost_model.validation import (
     interval,
 )
 from dlojz.hardware.evidence import Measurement
+
+phrase = SentenceFile(Path(__file__).parent / "data" / "validation_tables.toml")
 
 
 def validation_table(results: Sequence[TableResult]) -> Table:
@@ -45,18 +48,8 @@ def validation_table(results: Sequence[TableResult]) -> Table:
     )
     title = say(en="Seconds of a step: mean absolute error", fr="Durée d’un pas : erreur absolue moyenne")
     notes = (
-        say(
-            en="rows: held out of the fit / all; half: on those held out; left out: on all rows, by a fit that saw no "
-            "row of the table nor of its software",
-            fr="lignes : écartées de l’ajustement / toutes ; moitié : sur les premières ; écarté : sur toutes, par un "
-            "ajustement qui n’a vu aucune ligne du tableau ni de son logiciel",
-        ),
-        say(
-            en="constant: FLOP/s per GPU that are the same for all rows, the best number for these very rows; "
-            "rank corr.: Spearman, of FLOP/s per GPU",
-            fr="constant : FLOP/s par GPU égaux pour toutes les lignes, le meilleur nombre pour ces lignes mêmes ; "
-            "corr. rang : Spearman, des FLOP/s par GPU",
-        ),
+        phrase("rows and halves"),
+        phrase("constant and rank correlation"),
     )
     return Table(head, rows, title, align="lrrrrrrrl", whole=1, notes=notes)
 
@@ -81,21 +74,8 @@ def regret_table(results: Sequence[TableResult]) -> Table:
         words = say(en="median and worst, mean corr.", fr="médiane et pire, corr. moyenne")
         # Under the models of a table: its median and worst regret, its mean correlation.
         rows.append((words, *[""] * 5, median_and_worst, "", correlation))
-    title = say(
-        en="Regret of the planner's first choice, table left out",
-        fr="Regret du premier choix du planificateur, tableau écarté",
-    )
-    notes = (
-        say(
-            en=f"of models with at least {LEAST_LAYOUTS} layouts measured on as many GPUs with one batch; regret: "
-            "measured seconds of the layout predicted fastest over the least measured, less one; at random: of any "
-            "layout, in the mean; layouts: dp·tp·pp·cp, micro-batch",
-            fr=f"des modèles dont au moins {LEAST_LAYOUTS} configurations ont été mesurées sur autant de GPU avec un "
-            "même batch ; regret : durée mesurée de la configuration prédite la plus rapide sur la moindre mesurée, "
-            "moins un ; au sort : d’une configuration quelconque, en moyenne ; configurations : dp·tp·pp·cp, "
-            "micro-batch",
-        ),
-    )
+    title = phrase("title of regret")
+    notes = (phrase("regret", layouts=LEAST_LAYOUTS),)
     return Table(head, tuple(rows), title, align="lrrrllr", notes=notes)
 
 
@@ -141,10 +121,7 @@ def memory_table(memory: MemoryResult) -> Table:
             str(len(memory.activations)),
         ),
         (
-            say(
-                en="model states of Korthikanti et al., who leave out the embedding",
-                fr="états du modèle de Korthikanti et al., qui omettent l’embedding",
-            ),
+            phrase("states without the embedding"),
             _between(states),
             str(len(states)),
         ),
@@ -186,11 +163,7 @@ def _not_found(missed: Reading, readings: Sequence[Reading]) -> str:
     """Say what was predicted of a row that ran out, and how many rows that ran need as much by the prediction."""
     count = sum(reading.predicted_bytes >= missed.predicted_bytes for reading in readings)
     name, gigabytes = missed.row.row, decimal(missed.predicted_bytes / 1e9)
-    return say(
-        en=f"not found: {name}, predicted at {gigabytes} GB; {count} rows that ran are predicted to need as much",
-        fr=f"non trouvée : {name}, prédite à {gigabytes} Go ; {count} lignes qui ont tourné demandent autant selon le "
-        "modèle",
-    )
+    return phrase("not found", name=name, gigabytes=gigabytes, count=count)
 
 
 def interval_table(results: Sequence[TableResult]) -> Table:

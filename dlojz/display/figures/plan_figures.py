@@ -18,17 +18,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from dlojz.base.language import decimal, say
-from dlojz.display.canvas import (
-    LabFigure,
-    caption,
-    finish,
-    key,
-    logarithmic,
-    new_figure,
-    plain,
-    stack,
-    swatch,
-)
+from dlojz.display.canvas import LabFigure, caption, finish, key, logarithmic, new_figure, phrase, plain, stack, swatch
 from dlojz.display.style import (
     BLACK,
     BLUE,
@@ -69,10 +59,7 @@ def plan_figure(plan: Plan, path: str | Path | None = None) -> LabFigure:
     """Draw a plan: the front of compromises, the memory of every stage, the waterfall of the step, the refusals."""
     best, model = plan.best, plan.question.subject.name
     took = f"{best.time_words}, {gigabytes(best.memory_bytes)}"
-    alt = say(
-        en=f"Plan of {model}: best layout {best.title}, step {took} on the fullest GPU.",
-        fr=f"Plan de {model} : meilleure configuration {best.title}, itération {took} sur le GPU le plus rempli.",
-    )
+    alt = phrase("alt of a plan", model=model, best=best, took=took)
     figure = new_figure(11.0, 9.4, alt)
     cells = figure.add_gridspec(2, 2, width_ratios=(1.15, 1.0), height_ratios=(1.1, 1.0))
     front = figure.add_subplot(cells[0, 0])
@@ -260,10 +247,7 @@ def here_figure(layouts: Here, measured_s: Mapping[str, float], path: str | Path
         measured_step_s, text = measured_s.get(layout.title), f" {seconds(layout.step_s)}"
         if measured_step_s is not None:
             axes.plot([1e3 * measured_step_s], [position], **diamond)
-            text += say(
-                en=f" predicted, {seconds(measured_step_s)} measured",
-                fr=f" prédite, {seconds(measured_step_s)} mesurée",
-            )
+            text += phrase("measured layout", measured=seconds(measured_step_s))
         axes.text(
             max(ends[position], 1e3 * (measured_step_s or 0.0) + 0.008 * largest),
             position,

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from dlojz.base.language import byte_scale, format_bytes, say
 from dlojz.display.canvas import LabFigure, caption, finish, key, new_figure, note, plain, swatch
-from dlojz.display.profile_tables import MOST_FRAMES, frame_label, kernel_kind
 from dlojz.display.style import BLUE, EDGE, GREY, LINE_STYLES, ORANGE, TITLE, Style
+from dlojz.display.trace_tables import MOST_FRAMES, frame_label, kernel_kind
 from dlojz.results.memory_snapshot import FrameBytes, FrameGrowth, MemorySnapshot
 from dlojz.results.rank_profile import ProfileComparison
 

@@ -20,18 +20,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import byte_scale, decimal, format_bytes, format_seconds, gap_text, say
 from dlojz.base.table import visible
 from dlojz.config.fields import BLOCK_CHOICES
-from dlojz.display.canvas import (
-    LabFigure,
-    caption,
-    finish,
-    key,
-    new_figure,
-    note,
-    paint,
-    plain,
-    stack,
-    swatch,
-)
+from dlojz.display.canvas import LabFigure, caption, finish, key, new_figure, note, paint, phrase, plain, stack, swatch
 from dlojz.display.drawing import Drawing
 from dlojz.display.figures.partition_figures import overlay_scene
 from dlojz.display.memory_tables import choice_label, grouped_blocks, headline, peak_sentence
@@ -80,10 +69,7 @@ def far_limit(limit_bytes: int, highest_bytes: float) -> str:
     if times <= FARTHEST:
         return ""
     times_text = decimal(times, 1 if times < 10 else 0)
-    return say(
-        en=f"limit: {format_bytes(limit_bytes)}, {times_text} times as much",
-        fr=f"limite : {format_bytes(limit_bytes)}, {times_text} fois plus",
-    )
+    return phrase("far limit", limit_bytes=limit_bytes, times_text=times_text)
 
 
 def footprint_figure(forecast: Forecast, path: str | Path | None = None, limit_bytes: int | None = None) -> LabFigure:
@@ -188,11 +174,7 @@ def activation_curve_figure(plan: BudgetPlan, path: str | Path | None = None) ->
     time_unit, per_second = ("s", 1.0) if max(seconds) >= 1 else ("ms", 1e3)
     title, extra = visible(plan.config.title), format_seconds(max(seconds))
     ends = [format_bytes(point.peak_bytes) for point in (curve[0], curve[-1])]
-    alt = say(
-        en=f"Memory against time of {title}: from {ends[0]} and {extra} more per step to {ends[1]} with every block "
-        "kept.",
-        fr=f"Mémoire et temps de {title} : de {ends[0]} et {extra} de plus par pas à {ends[1]}, tous les blocs gardés.",
-    )
+    alt = phrase("alt of budgets", title=title, least=ends[0], extra=extra, most=ends[1])
     figure = new_figure(12.0, 4.6, alt)
     left, right = figure.subplots(1, 2, width_ratios=(1.0, 1.3))
     left.plot(
@@ -233,10 +215,7 @@ def compare_figure(comparison: Comparison, path: str | Path | None = None) -> La
     Of the first pipeline among them, the measured step is drawn under its simulation.
     """
     rows = comparison.rows
-    alt = say(
-        en="Bars of memory, communication and throughput, predicted above measured, and the loss curves, of: ",
-        fr="Barres de mémoire, de communication et de débit, prédit au-dessus de mesuré, et pertes, de : ",
-    ) + ", ".join(row.title for row in rows)
+    alt = phrase("alt of runs") + ", ".join(row.title for row in rows)
     step = next((_step_drawing(row.title, row.overlay) for row in rows if row.overlay), None)
     heights_in = [4.6 + 0.28 * max(0, len(rows) - 5), 2.9 + 0.22 * max(0, len(rows) - 5)]
     if step:
@@ -261,10 +240,7 @@ def compare_figure(comparison: Comparison, path: str | Path | None = None) -> La
     for panel in (communication, throughput):  # the names stand once, on the left
         panel.tick_params(labelleft=False)
     models = ", ".join(dict.fromkeys(visible(row.model) for row in rows))
-    title = say(
-        en=f"{models}: predicted (upper bar, pale, dashed edge) and measured (lower bar)",
-        fr=f"{models} : prédit (barre du haut, claire, bord pointillé) et mesuré (barre du bas)",
-    )
+    title = phrase("title of runs", models=models)
     figure.suptitle(title, fontweight="bold")
     return finish(figure, path)
 
@@ -389,10 +365,7 @@ def _communication(axes: Axes, rows: Sequence[RunRow]) -> None:
         if row.exact is not None:
             end = max(_total(stacks[number], side) for side in SIDES) / scale + 0.015 * right
             axes.text(end, number, "=" if row.exact else "≠", va="center", fontsize=SIGN, fontweight="bold")
-    title = say(
-        en="Bytes handed to collectives per step\n(=: predicted and counted are equal)",
-        fr="Octets confiés aux collectives par pas\n(= : prédit et compté sont égaux)",
-    )
+    title = phrase("title of communication")
     _runs_down(axes, rows, title, unit)
     if not any(_total(stacked, side) for stacked in stacks for side in SIDES):
         axes.set(xticks=[], xlabel="")
@@ -408,10 +381,7 @@ def _throughput(axes: Axes, rows: Sequence[RunRow]) -> None:
             _bar(axes, number, [(getattr(row.samples_per_s, side) or 0, Style(BLUE, ""))], side)
     title = say(en="Throughput\n(predicted: dp × one process)", fr="Débit\n(prédit : dp × un processus)")
     if any(row.model_ranks > 1 for row in rows):
-        title = say(
-            en="Throughput (predicted: one process\n× ranks, less the bubble)",
-            fr="Débit (prédit : un processus\n× rangs, moins la bulle)",
-        )
+        title = phrase("throughput of ranks")
     if any(row.calibration for row in rows):
         title = say(
             en="Throughput (predicted:\nthis machine’s calibration)", fr="Débit (prédit :\ncalibrage de la machine)"
@@ -481,10 +451,7 @@ def timeline_figure(record: RunRecord) -> LabFigure:
     chosen = set(recorded_steps[-DRAWN_STEPS:])
     spans = [span for span in record.spans if span.step in chosen]
     title = visible(record.title)
-    alt = say(
-        en=f"Phases of {len(chosen)} steps on {len({span.rank for span in spans})} ranks of {title}",
-        fr=f"Phases de {len(chosen)} pas sur {len({span.rank for span in spans})} rangs de {title}",
-    )
+    alt = phrase("alt of a timeline", steps=len(chosen), ranks=len({span.rank for span in spans}), title=title)
     return spans_figure(spans, title + _overlap_words(record), alt)
 
 
@@ -549,10 +516,7 @@ def _overlap_words(record: RunRecord) -> str:
     hidden = format_seconds(phases.communication_hidden_s)
     backward, compute = say(en="backward", fr="la passe arrière"), say(en="compute", fr="le calcul")
     hiding_work = compute if record.config.script else backward
-    return say(
-        en=f"\ncommunication of rank 0 per step (median): {exposed} exposed, {hidden} hidden behind {hiding_work}",
-        fr=f"\ncommunication du rang 0 par pas (médiane) : {exposed} exposée, {hidden} recouverte par {hiding_work}",
-    )
+    return phrase("overlap", exposed=exposed, hidden=hidden, hiding_work=hiding_work)
 
 
 def _drawing_order(span: Span) -> tuple[bool, bool, float]:
