@@ -19,7 +19,7 @@ from dlojz.by_hand import collectives
 from dlojz.by_hand.collectives import AlphaBetaFit, fit, simulate
 from dlojz.by_hand.collectives.algorithm_catalogue import algorithm, check_size, node_size
 from dlojz.by_hand.collectives.running import LIBRARY, SIZES_BYTES, algorithm_of, measure
-from dlojz.cli.options import Answer, Given, check_needs, console, progress_bar, tell, tell_written, verb
+from dlojz.cli.options import Answer, Given, check_needs, console, phrase, progress_bar, tell, tell_written, verb
 from dlojz.display.collective_text import format_latency, step_words
 
 if TYPE_CHECKING:
@@ -163,10 +163,7 @@ def _list(args: Given, size: int, answer: Answer) -> None:
     head = titles(en="name; ; rounds; moved; added", fr="nom; ; étapes; déplacé; additionné")
     answer(Table(head, rows, align="llr", whole=1))
     nodes = node_size(size, per_node)
-    answer(
-        en=f"for {size} ranks (nodes of {nodes}); moved and added: by the busiest rank, in messages",
-        fr=f"pour {size} rangs (nœuds de {nodes}) ; déplacé, additionné : par le rang le plus chargé, en messages",
-    )
+    answer(phrase("ranks and nodes of a list", size=size, nodes=nodes))
 
 
 def _data(name: str, size: int, per_node: int | None) -> dict[str, Any]:
@@ -329,20 +326,10 @@ def _summary(measured: Measured, sites: list[MeasuredSite]) -> Iterator[str]:
         peak = max(chip.peak_flops.values()) * calibration.product_efficiency / 1e9
         memory = chip.memory_bytes_per_s * calibration.memory_efficiency / 1e9
         launch, tensor = format_latency(calibration.serial_s), format_latency(site.update.start)
-        yield say(
-            en=f"{site.ranks} rank(s): large product {peak:.0f} GFLOP/s, pass {decimal(memory)} GB/s, launch "
-            f"{launch}, AdamW {tensor} per tensor",
-            fr=f"{site.ranks} rang(s) : grand produit {peak:.0f} GFLOP/s, passage {decimal(memory)} Go/s, lancement "
-            f"{launch}, AdamW {tensor} par tenseur",
-        )
+        yield phrase("measured site", ranks=site.ranks, peak=peak, memory=memory, launch=launch, tensor=tensor)
 
 
 def _warn(measured: Measured) -> None:
     """Say that something else was computing here."""
     if measured.load > 0.5 * cores_available():
-        tell(
-            en=f"the load was {decimal(measured.load)} on {measured.cores} core(s) before the measurement: what else "
-            "computed here made it slower.",
-            fr=f"la charge était de {decimal(measured.load)} sur {measured.cores} cœur(s) avant la mesure : ce qui "
-            "calculait ici par ailleurs l’a ralentie.",
-        )
+        tell(phrase("load before the measurement", measured=measured))

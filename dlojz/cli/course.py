@@ -30,6 +30,7 @@ from dlojz.cli.options import (
     flags,
     help_texts,
     parse,
+    phrase,
     shared_flags,
     show_help,
     tell,
@@ -241,17 +242,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _announce(config: RunConfig, notes: Sequence[str]) -> None:
     layout = config.layout
-    tell(
-        en=f"{config.title}: {config.steps} steps of {layout.global_batch} samples ({layout.micro_batch} × "
-        f"{layout.micro_batches} × {layout.dp} ranks).",
-        fr=f"{config.title} : {config.steps} pas de {layout.global_batch} échantillons ({layout.micro_batch} × "
-        f"{layout.micro_batches} × {layout.dp} rangs).",
-    )
+    tell(phrase("training announced", config=config, layout=layout))
     if notes:
-        tell(
-            en=f"Read, and set by the lab itself, as they change no result: {', '.join(notes)}.",
-            fr=f"Lus, mais réglés par le TP lui-même, car ils ne changent aucun résultat : {', '.join(notes)}.",
-        )
+        tell(phrase("set by the lab itself", notes=", ".join(notes)))
 
 
 def _report(folder: Path, process: LaunchedRank) -> int:
@@ -285,15 +278,9 @@ def _lines(record: RunRecord) -> Iterator[str]:
     footprint = record.footprints[0] if record.footprints else None
     if footprint is not None and footprint.samples_per_s:
         step_s = footprint.phases.step_s or 0.0
-        yield say(
-            en=f"throughput: {decimal(footprint.samples_per_s)} samples/s ({decimal(step_s, 3)} s per step)",
-            fr=f"débit : {decimal(footprint.samples_per_s)} échantillons/s ({decimal(step_s, 3)} s par pas)",
-        )
+        yield phrase("throughput", footprint=footprint, step_s=step_s)
     else:
-        yield say(
-            en="throughput: not measured, as the first 3 steps are traced for memory (take -s 5 or more)",
-            fr="débit : non mesuré, car les 3 premiers pas servent à suivre la mémoire (prenez -s 5 ou plus)",
-        )
+        yield phrase("throughput not measured")
     if footprint is not None and footprint.memory.peak_bytes:
         peak = format_bytes(footprint.memory.peak_bytes)
         yield say(en=f"peak memory of rank 0: {peak}", fr=f"pic mémoire du rang 0 : {peak}")

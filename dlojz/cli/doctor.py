@@ -30,21 +30,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.text import Text
 
 from dlojz.base import extension_locks
-from dlojz.base.language import SentenceFile, format_bytes, format_seconds, language, refusal, say
+from dlojz.base.language import format_bytes, format_seconds, language, refusal, say
 from dlojz.base.machine import cores_available, machine_limit, meet_on_loopback, memory_free_bytes, words_of_limit
 from dlojz.base.requirements import requirements_of
 from dlojz.base.table import Lines, Table, titles, visible
 from dlojz.cli import main
-from dlojz.cli.options import (
-    WORDS,
-    Answer,
-    Given,
-    check_writable,
-    fields_of,
-    progress_bar,
-    tell_written,
-    verb,
-)
+from dlojz.cli.options import WORDS, Answer, Given, check_writable, fields_of, phrase, progress_bar, tell_written, verb
 from dlojz.display.style import GREEN, ORANGE, VERMILION
 
 if TYPE_CHECKING:
@@ -54,8 +45,6 @@ if TYPE_CHECKING:
     from dlojz.results.rank_activities import AlignedRanks, RankShares, Straggler
     from dlojz.results.rank_profile import Change, RankProfile
     from dlojz.running.out_of_memory import PostMortem
-
-phrase = SentenceFile(Path(__file__).parent / "data" / "doctor.toml")
 
 State = Literal["ok", "warning", "problem"]
 FREE_BYTES_WANTED, MEMORY_BYTES_WANTED, GLOO_LIMIT_S = 2**30, 3 * 2**30, 120
@@ -197,9 +186,7 @@ def _libraries(group: str) -> Check:
     install = f"pip install {' '.join(shlex.quote(distribution + bounds) for distribution, bounds in missing)}"
     use = uses_of_groups()[group]
     if group in OPTIONAL:
-        finding = say(
-            en=f"optional, for {use}: {finding}; {install}", fr=f"facultatif, pour {use} : {finding} ; {install}"
-        )
+        finding = phrase("optional libraries", use=use, finding=finding, install=install)
         return Check(name, "ok", finding)
     advice = say(en=f"needed for {use}: {install}", fr=f"nécessaire pour {use} : {install}")
     return Check(name, state, finding, advice)
@@ -268,9 +255,7 @@ def _imported(name: str) -> Check:
 
 def _cores() -> Check:
     cores = cores_available()
-    slow = say(
-        en="2 processes will share one core: expect them slow", fr="2 processus partageront un cœur : ce sera lent"
-    )
+    slow = phrase("one core")
     return _warned("cores", str(cores), slow if cores < 2 else "")
 
 
@@ -293,9 +278,7 @@ def check_disk(root: Path) -> Check:
     free_bytes = shutil.disk_usage(nearest_folder).free
     free = format_bytes(free_bytes)
     finding = say(en=f"{root}: writable, {free} free", fr=f"{root} : inscriptible, {free} libres")
-    full = say(
-        en="less than 1 GiB is free: remove old runs", fr="moins de 1 Gio libre : supprimez d’anciennes exécutions"
-    )
+    full = phrase("disk nearly full")
     return _warned("disk", finding, full if free_bytes < FREE_BYTES_WANTED else "")
 
 
@@ -448,9 +431,7 @@ def told(diagnosis: PostMortem) -> list[Any]:
     run, reason = f"{record.run_id} ({visible(record.title)})", visible(record.reason)
     if not diagnosis.out_of_memory:
         ended = status_label(record.status) + (f" ({reason})" if reason else "")
-        otherwise = say(
-            en=f"{run} did not run out of memory: {ended}.", fr=f"{run} n’a pas manqué de mémoire : {ended}."
-        )
+        otherwise = phrase("memory was enough", run=run, ended=ended)
         return [otherwise, in_one_line(diagnosis), *module_lines(diagnosis)]
     headline = say(en=f"{run} ran out of memory: {reason}", fr=f"{run} a épuisé la mémoire : {reason}")
     return [Text(headline, style="bold"), "", *memory_lines(diagnosis)]

@@ -13,7 +13,7 @@ from typing import Any
 from dlojz.base.errors import LabError
 from dlojz.base.language import format_bytes, refusal, say
 from dlojz.base.table import Table
-from dlojz.cli.options import Answer, Given, check_needs, config_flags, config_of, tell_written, verb
+from dlojz.cli.options import Answer, Given, check_needs, config_flags, config_of, phrase, tell_written, verb
 from dlojz.config.layout import DEFAULT_GPUS_PER_NODE, DEFAULT_ORDER, GRID_AXES, ORDERS, RankGrid, complete
 from dlojz.hardware.links import Link
 from dlojz.prediction.link_traffic import Crossing, link_traffic, placements
@@ -87,10 +87,7 @@ def show_grid(
     if crossing is None:
         answer(say(en="The bytes are not known: ", fr="Les octets ne sont pas connus : ") + unknown)
         return
-    answer(
-        en=f"Bytes per step, sent by all ranks, for {run}:",
-        fr=f"Octets par pas, envoyés par tous les rangs, pour {run} :",
-    )
+    answer(phrase("bytes per step", run=run))
     answer(_table(words.crossing_titles(), words.crossing_rows(crossing), text_columns=2))
     if 1 < len(grid.nodes) <= 8:
         titles = [say(en=f"to node {node}", fr=f"vers nœud {node}") for node in range(len(grid.nodes))]

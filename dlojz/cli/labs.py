@@ -18,16 +18,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.files import write_atomic
 from dlojz.base.language import format_bytes, language, one_of, say
 from dlojz.base.table import Table, titles
-from dlojz.cli.options import (
-    WORDS,
-    Answer,
-    Given,
-    VerbOfActions,
-    fields_of,
-    tell,
-    tell_written,
-    verb,
-)
+from dlojz.cli.options import WORDS, Answer, Given, VerbOfActions, fields_of, phrase, tell, tell_written, verb
 
 COLUMNS = 120
 
@@ -109,10 +100,7 @@ def write_book(args: Given, answer: Answer) -> None:
     book = make_book(Path(args["out"]).expanduser(), list(args[WORDS]) or None, args["language"])
     for entry in book.missing:
         title = entry.heading(language())
-        tell(
-            en=f"lab {title} has no executed solution yet: it is named, without a page.",
-            fr=f"le TP {title} n’a pas encore de solution exécutée : il est nommé, sans page.",
-        )
+        tell(phrase("no executed solution", title=title))
     answer(f"{book.pages} pages, {format_bytes(book.size_bytes)}{say(en=':', fr=' :')} {book.first}")
 
 

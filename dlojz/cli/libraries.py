@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import refusal, say
 from dlojz.cli import main
-from dlojz.cli.options import (
-    Answer,
-    Given,
-    check_needs,
-    console,
-    fields_of,
-    progress_bar,
-    tell,
-    verb,
-)
+from dlojz.cli.options import Answer, Given, check_needs, console, fields_of, phrase, progress_bar, tell, verb
 from dlojz.libraries.library_catalogue import (
     LIBRARIES,
     PROGRAMS,
@@ -94,12 +85,7 @@ def _list(args: Given, answer: Answer) -> int:
         answer("")
         for sentence in catalogue_sentences():
             answer(sentence)
-    answer(
-        en="\nlines: of code, without comments; (+ new, − gone) compared with plain torch; of bridge: modules "
-        f"beside the program.\nprograms: {PROGRAMS}",
-        fr="\nlignes : de code, sans commentaires ; (+ nouvelles, − disparues) par rapport à torch seul ; "
-        f"d’adaptation : modules à côté du programme.\nprogrammes : {PROGRAMS}",
-    )
+    answer(phrase("legend of libraries", folder=PROGRAMS))
     for name in LIBRARIES:
         if (missing := absence(name)) is not None:
             answer(missing)
@@ -161,12 +147,7 @@ def _print(rows: list[LibraryRow], answer: Answer) -> None:
             answer(sentence)
         return
     layout = row.config.layout
-    answer(
-        en=f"{row.config.model_name}, {row.config.steps} steps, {layout.world_size} processes, global batch "
-        f"{layout.global_batch}; rank 0; bytes: predicted | measured",
-        fr=f"{row.config.model_name}, {row.config.steps} pas, {layout.world_size} processus, batch global "
-        f"{layout.global_batch} ; rang 0 ; octets : prédits | mesurés",
-    )
+    answer(phrase("head of libraries", row=row, layout=layout))
     answer(tables.measured_table(rows))
     answer("")
     for sentence in (*tables.hides_sentences(rows), *tables.notes(rows)):

@@ -27,6 +27,7 @@ from dlojz.cli.options import (
     console,
     fields_of,
     option_of,
+    phrase,
     scheduler_of,
     show,
     tell,
@@ -129,10 +130,7 @@ def queue_command(args: Given, answer: Answer) -> None:
     if queue.jobs:
         answer(_queue_table(queue.jobs, ids))
     elif queue.age_s is not None:
-        answer(
-            en="you have no job in the queue: send one with `dlojz run --on slurm`.",
-            fr="vous n’avez aucun travail dans la file : envoyez-en un par `dlojz run --on slurm`.",
-        )
+        answer(phrase("no job in the queue"))
     if queue.problem:
         answer(_age(queue))
 
@@ -143,18 +141,12 @@ def watch_command(args: Given, answer: Answer) -> None:
     named_runs = [find(name, args["root"]) for name in args[WORDS]]
     chosen = named_runs or [run for run in runs(args["root"]) if not is_final(run.state)]
     if not chosen:
-        answer(
-            en="no run waits or runs: `dlojz runs` lists those that have ended.",
-            fr="aucune exécution n’attend ni ne tourne : `dlojz runs` liste celles qui sont finies.",
-        )
+        answer(phrase("no run to watch"))
         return
     try:
         _watch([Tracker(run) for run in chosen], args["every_s"], once=args["once"])
     except KeyboardInterrupt:
-        tell(
-            en="no longer watching; the runs go on (`dlojz cancel RUN` stops one).",
-            fr="fin du suivi ; les exécutions continuent (`dlojz cancel RUN` en arrête une).",
-        )
+        tell(phrase("no longer watching"))
 
 
 def _watch(trackers: list[Tracker], every_s: float, *, once: bool) -> None:
@@ -244,15 +236,9 @@ def _why(job: JobView) -> str:
 def _age(queue: QueueView) -> str:
     """Explain why the scheduler gave no answer, and how old its last one is."""
     if queue.age_s is None and shutil.which("squeue") is None:
-        return say(
-            en="there is no scheduler here (no `squeue`): runs of this machine are listed by `dlojz runs`.",
-            fr="il n’y a pas d’ordonnanceur ici (pas de `squeue`) : `dlojz runs` liste les exécutions locales.",
-        )
+        return phrase("no scheduler")
     ago = format_seconds(queue.age_s)
     age_text = say(en=f"last known, {ago} ago", fr=f"connu il y a {ago}")
     if queue.age_s is None:
         age_text = say(en="nothing is known yet", fr="rien n’est encore connu")
-    return say(
-        en=f"The scheduler does not answer ({visible(queue.problem)}); {age_text}. Jobs that run go on running.",
-        fr=f"L’ordonnanceur ne répond pas ({visible(queue.problem)}) ; {age_text}. Les travaux en cours continuent.",
-    )
+    return phrase("scheduler does not answer", queue=queue, age=age_text)

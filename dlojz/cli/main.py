@@ -21,8 +21,10 @@ from types import FrameType
 from typing import NamedTuple
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say
+from dlojz.base.language import SentenceFile, one_of, say
 from dlojz.base.requirements import distribution_of, missing_library
+
+phrase = SentenceFile(Path(__file__).parent / "data" / "sentences.toml")
 
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 COLLECTED = (20_000, 10, 10)
@@ -219,27 +221,4 @@ def overview() -> str:
     lines = "\n".join(
         f"  {name:<{width}}  {say(en=subcommand.en, fr=subcommand.fr)}" for name, subcommand in SUBCOMMANDS.items()
     )
-    return say(
-        en=f"""dlojz: big models taken apart. Predict, run, compare, explain.
-
-usage: dlojz COMMAND [options]        (dlojz COMMAND --help explains each)
-
-{lines}
-
-Start with:
-  dlojz doctor
-  dlojz run --model coatnet_tiny --dp 2 --steps 20
-
-Runs are kept in runs/ (or in the folder $DLOJZ_RUNS). DLOJZ_LANG=fr speaks French.""",
-        fr=f"""dlojz : démonter les gros modèles. Prédire, exécuter, comparer, expliquer.
-
-usage : dlojz COMMANDE [options]      (dlojz COMMANDE --help explique chacune)
-
-{lines}
-
-Pour commencer :
-  dlojz doctor
-  dlojz run --model coatnet_tiny --dp 2 --steps 20
-
-Les exécutions sont gardées dans runs/ (ou le dossier $DLOJZ_RUNS). DLOJZ_LANG=en parle anglais.""",
-    )
+    return phrase("overview", lines=lines)

@@ -16,6 +16,7 @@ from dlojz.cli.options import (
     check_needs,
     config_of,
     fields_of,
+    phrase,
     target_device,
     tell_written,
     verb,
@@ -306,9 +307,6 @@ def models_command(args: Given, answer: Answer) -> None:
                 str(model.blocks),
             )
         )
-    note = say(
-        en="Your own: dlojz models timm:NAME, torchvision:NAME or FILE.py:FUNCTION.",
-        fr="Le vôtre : dlojz models timm:NOM, torchvision:NOM ou FICHIER.py:FONCTION.",
-    )
+    note = phrase("models of your own")
     abouts = [f"{visible(model.name)}: {about}." for model in described if (about := models.about(model.name))]
     answer(Table(head, tuple(rows), whole=1, notes=tuple(abouts) if args[WORDS] else (note,)))

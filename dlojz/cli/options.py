@@ -44,7 +44,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal, say
+from dlojz.base.language import SentenceFile, one_of, refusal, say
+from dlojz.base.table import visible
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
     from dlojz.config.fields import ConfigSubject
     from dlojz.config.run_config import RunConfig
     from dlojz.hardware import Device
+
+phrase = SentenceFile(Path(__file__).parent / "data" / "sentences.toml", visible=visible)
+"""Writes what the commands say beside their tables."""
 
 WORDS, REST = "words", "rest"
 """Names under which the words that stand alone are given, and those after `--`."""

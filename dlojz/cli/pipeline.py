@@ -26,6 +26,7 @@ from dlojz.cli.options import (
     fields_of,
     number,
     option_of,
+    phrase,
     progress_bar,
     tell,
     tell_written,
@@ -227,12 +228,7 @@ def _compare(args: Given, answer: Answer) -> None:
     if args["json"]:
         answer([row_document(row) for row in rows])
         return
-    answer(
-        en=f"{size[0]} ranks, {size[1]} micro-batches; times in units of one stage (chunk); peak in micro-batches "
-        "of a rank",
-        fr=f"{size[0]} rangs, {size[1]} micro-batches ; temps en unités d’un étage (chunk) ; pic en micro-batches "
-        "d’un rang",
-    )
+    answer(phrase("units of a comparison", ranks=size[0], micro_batches=size[1]))
     answer(compare_table(rows))
     if excluded:
         left_out = ", ".join(excluded)
@@ -441,10 +437,7 @@ def partition_command(args: Given, answer: Answer) -> None:
     answer(partition_tables.methods_table(cuts, weighed, config.layout.micro_batches))
     answer(partition_tables.legend(config.layout.micro_batches))
     if model_shapes(config).enclosing is not None:
-        answer(
-            en=f"{weighed.kinds[-1]}: what is outside of the repeated blocks, such as stem and head, counted last",
-            fr=f"{weighed.kinds[-1]} : ce qui est hors des blocs répétés, p. ex. la tige et la tête, compté en dernier",
-        )
+        answer(phrase("outside of the blocks", kind=weighed.kinds[-1]))
     if imbalances:
         answer("")
         answer(partition_tables.units_table(imbalances))
@@ -512,10 +505,7 @@ def _answer_tensor_plan(config: RunConfig, args: Given, answer: Answer) -> None:
         fr="couche; nombre; découpage; têtes; poids d’un rang; collective",
     )
     answer(Table(head, cells, f"{config.model_name}, tp={tp}", align="l", whole=3))
-    answer(
-        en=f"per micro-batch of {config.layout.micro_batch}: {len(sums)} all-reduces, {format_bytes(sum(sums))}",
-        fr=f"par micro-batch de {config.layout.micro_batch} : {len(sums)} all-reduce, {format_bytes(sum(sums))}",
-    )
+    answer(phrase("all-reduces of a micro-batch", config=config, count=len(sums), sent=sum(sums)))
     answer(f"tp_plan = {json.dumps(plan, indent=4)}")
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal, say, spaced_percent
+from dlojz.base.language import one_of, refusal, spaced_percent
 from dlojz.base.table import Table, facts, titles
 from dlojz.cli import main
 from dlojz.cli.memory import messages_of
-from dlojz.cli.options import WORDS, Answer, Given, check_needs, option_of, tell, tell_written, verb
+from dlojz.cli.options import WORDS, Answer, Given, check_needs, option_of, phrase, tell, tell_written, verb
 from dlojz.hardware.decoder_size import DecoderSize
 
 if TYPE_CHECKING:
@@ -327,10 +327,7 @@ def plan_here_answer(args: Given, answer: Answer) -> int:
         if len(kinds) == 1:
             tell(en=f"Running 1 layout, {ROUNDS} steps…", fr=f"Exécution d’une configuration, {ROUNDS} itérations…")
         else:
-            tell(
-                en=f"Running {len(kinds)} layouts in turns, {ROUNDS} steps each…",
-                fr=f"Exécution de {len(kinds)} configurations à tour de rôle, {ROUNDS} itérations chacune…",
-            )
+            tell(phrase("layouts run in turns", layouts=len(kinds), rounds=ROUNDS))
         measured_s = measure_steps([kind.config for kind in kinds], ROUNDS)
     if args["figure"]:
         result.figure(measured_s or None, args["figure"])
@@ -364,24 +361,13 @@ def _table(result: Any, top: int, measured_s: list[float]) -> Table:
 
 def _verdict(layouts: list[str], measured_s: list[float]) -> str:
     if len(measured_s) == 1:
-        return say(
-            en="Only the first choice was measured: nothing can win against it.",
-            fr="Seul le premier choix a été mesuré : il n’a pas de concurrent.",
-        )
+        return phrase("one choice measured")
     best = measured_s.index(min(measured_s))
     # How much longer the predicted best takes than the measured best, as a share.
     loss = spaced_percent(measured_s[0] / measured_s[best] - 1)
     if best == 0:
-        return say(
-            en=f"The first choice wins, as predicted: it is the fastest of the {len(measured_s)} that were measured.",
-            fr=f"Le premier choix gagne, comme prédit : c’est le plus rapide des {len(measured_s)} mesurés.",
-        )
-    return say(
-        en=f"{layouts[best]} wins: the first choice takes {loss} longer than it, the best of the {len(measured_s)} "
-        "that were measured.",
-        fr=f"{layouts[best]} gagne : le premier choix prend {loss} de plus que lui, le meilleur des {len(measured_s)} "
-        "mesurés.",
-    )
+        return phrase("first choice wins", count=len(measured_s))
+    return phrase("another choice wins", layout=layouts[best], loss=loss, count=len(measured_s))
 
 
 @verb("validate")

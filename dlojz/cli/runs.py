@@ -28,6 +28,7 @@ from dlojz.cli.options import (
     assumed_fields,
     config_of,
     option_of,
+    phrase,
     progress_bar,
     scheduler_of,
     target_device,
@@ -85,10 +86,7 @@ def run_command(args: Given, answer: Answer) -> int:
         root=args["root"],
     )
     if run.record is not None:
-        tell(
-            en=f"{run.run_id}: this request was run before; its record is shown (--again runs it again).",
-            fr=f"{run.run_id} : cette demande a déjà été exécutée ; voici ses mesures (--again recommence).",
-        )
+        tell(phrase("run before", run=run))
     return _show_run(run.follow(), args, answer)
 
 
@@ -126,10 +124,7 @@ def _show_run(run: Run, args: Given, answer: Answer) -> int:
 
     record = run.record
     if record is None:
-        tell(
-            en=f"{run.run_id} ended without a record: see `dlojz logs {run.run_id}`.",
-            fr=f"{run.run_id} s’est terminée sans mesures : voir `dlojz logs {run.run_id}`.",
-        )
+        tell(phrase("ended without a record", run=run))
         return main.FAILED
     if args["json"]:
         answer(record.to_dict())
@@ -392,11 +387,7 @@ def demo_command(args: Given, answer: Answer) -> int:
         answer("\n" + "\n".join(comparison.findings()))
         answer(en=f"figure: {figure}", fr=f"figure : {figure}")
     took = format_seconds(time.monotonic() - started_s)
-    tell(
-        en=f"{len(runs)} runs in {took}. Next: `make lab` for the notebooks, `dlojz run train.py` for your own script.",
-        fr=f"{len(runs)} exécutions en {took}. Ensuite : `make lab` pour les notebooks, `dlojz run train.py` pour "
-        "votre propre script.",
-    )
+    tell(phrase("end of the demo", count=len(runs), took=took))
     return main.DONE if all(run.state == "completed" for run in runs) else main.FAILED
 
 
@@ -473,10 +464,7 @@ def runs_command(args: Given, answer: Answer) -> None:
     if args["json"]:
         answer(summaries)
     elif not summaries:
-        answer(
-            en="there is no run yet: start one with `dlojz run --dp 2`.",
-            fr="il n’y a pas encore d’exécution : commencez par `dlojz run --dp 2`.",
-        )
+        answer(phrase("no run yet"))
     else:
         answer(_table(summaries))
 
@@ -614,12 +602,7 @@ def _together(newest_first: Sequence[Run]) -> list[Run]:
                 chosen[run.config.hash] = run
     runs = list(chosen.values())[:MOST_COMPARED]
     if len(runs) < len(newest_first):
-        tell(
-            en=f"{len(runs)} of {len(newest_first)} runs are compared: the newest of each layout, same training, at "
-            f"most {MOST_COMPARED}; name others to compare them.",
-            fr=f"Exécutions comparées : {len(runs)} sur {len(newest_first)}, la plus récente de chaque découpage, même "
-            f"entraînement, au plus {MOST_COMPARED} ; nommez-en d’autres pour les comparer.",
-        )
+        tell(phrase("runs compared", compared=len(runs), runs=len(newest_first), most=MOST_COMPARED))
     return runs[::-1]
 
 

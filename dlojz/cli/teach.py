@@ -31,6 +31,7 @@ from dlojz.cli.options import (
     console,
     fields_of,
     option_of,
+    phrase,
     scheduler_of,
     tell,
     tell_written,
@@ -119,10 +120,7 @@ def _cancel(plan: CampaignPlan, root: Path, answer: Answer | None) -> int:
         answer({"asked_to_stop": [run.run_id for run in ended], "points": len(plan.points)})
     for run in ended:
         tell(en=f"asked to stop: {run.run_id}", fr=f"arrêt demandé : {run.run_id}")
-    tell(
-        en=f"{len(ended)} of {len(plan.points)} points were queued or running. What was measured is kept.",
-        fr=f"{len(ended)} points sur {len(plan.points)} étaient en file ou en cours. Les mesures sont conservées.",
-    )
+    tell(phrase("points cancelled", ended=len(ended), points=len(plan.points)))
     return main.DONE
 
 
@@ -194,11 +192,7 @@ def _drive(
             return drive(plan, outlooks, root, on_change=lambda results: live.update(_following(results)), **options)
     except KeyboardInterrupt:
         if on == "slurm":
-            tell(
-                en="jobs that were sent stay in the queue: the same command finds them again, with --cancel it cancels "
-                "them.",
-                fr="les travaux soumis restent en file : la même commande les retrouve, et --cancel les annule.",
-            )
+            tell(phrase("jobs stay in the queue"))
         raise
 
 
@@ -275,10 +269,7 @@ def board_table(students: Sequence[Student]) -> Table:
         fr="étudiant; dernier exercice; réussis, par TP; défis; script personnel; meilleures exécutions; exécutions; "
         "heures GPU; dernière activité (UTC); remarques",
     )
-    note = say(
-        en="Students can write what they like into their own folders: the board is for helping, not for marking.",
-        fr="Les étudiants écrivent ce qu’ils veulent dans leur dossier : ce tableau sert à aider, non à noter.",
-    )
+    note = phrase("board is for helping")
     return Table(head, tuple(map(_row, students)), align="l", notes=(note,))
 
 

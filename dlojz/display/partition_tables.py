@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dlojz.base.language import decimal, say
 from dlojz.base.table import Table, titles, visible
 from dlojz.display.style import label
+from dlojz.display.tables import phrase
 from dlojz.pipeline.partition import Partition, total_time
 
 if TYPE_CHECKING:
@@ -23,10 +24,7 @@ def title(name: str) -> str:
 def headline(model: str, weighed: BlockWeights, stages: int) -> str:
     """Say what is cut, into how many stages, and what is balanced."""
     blocks, model = len(weighed.kinds), visible(model)
-    return say(
-        en=f"{model}: {blocks} blocks, number of stages: {stages}, balanced by: {weighed.title()}",
-        fr=f"{model} : {blocks} blocs, nombre d’étages : {stages}, équilibrés selon : {weighed.title()}",
-    )
+    return phrase("headline of a cut", model=model, blocks=blocks, stages=stages, weight=weighed.title())
 
 
 def stages_table(cut: Partition, weighed: BlockWeights) -> Table:
@@ -78,10 +76,7 @@ def methods_table(cuts: Mapping[str, Partition], weighed: BlockWeights, micro_ba
 
 def legend(micro_batches: int) -> str:
     """Explain the signs of the two tables."""
-    return say(
-        en=f"◀ bottleneck; step: Σ tᵢ + (m − 1) max tᵢ for {micro_batches} micro-batches, against the exact cut's",
-        fr=f"◀ goulot ; pas : Σ tᵢ + (m − 1) max tᵢ pour {micro_batches} micro-batches, rapporté au découpage exact",
-    )
+    return phrase("legend of the cuts", micro_batches=micro_batches)
 
 
 def units_table(imbalances: Mapping[str, Mapping[str, float]]) -> Table:

@@ -14,16 +14,16 @@ from dlojz.base.language import SentenceFile, format_bytes, sentences, use_langu
 
 ROOT = Path(__file__).resolve().parents[2] / "dlojz"
 _MADE = re.compile(r"^phrase = SentenceFile\((Path\(__file__\)\.parent(?: / \"[\w.]+\")+)", re.MULTILINE)
-_IMPORTED = re.compile(r"^from dlojz\.display\.canvas import [^()]*?\bphrase\b|^    phrase,$", re.MULTILINE)
+_IMPORTED = re.compile(r"^from dlojz\.([\w.]+) import (?:\([^()]*|[^()\n]*)\bphrase\b", re.MULTILINE)
 
 
 def modules_by_file() -> dict[Path, list[Path]]:
-    """Modules that write the sentences of each file; those of figures share one."""
-    canvas = ROOT / "display" / "canvas.py"
+    """Modules that write the sentences of each file: the one that reads it, and those that import `phrase` from it."""
     modules = defaultdict(list)
     for path in sorted(ROOT.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        source = canvas if _IMPORTED.search(text) else path
+        imported = _IMPORTED.search(text)
+        source = ROOT / (imported[1].replace(".", "/") + ".py") if imported else path
         if made := _MADE.search(source.read_text(encoding="utf-8")):
             modules[source.parent.joinpath(*re.findall(r'"([\w.]+)"', made[1]))].append(path)
     return modules
