@@ -365,6 +365,10 @@ class SentenceFile(Formatter):
         """Write a sentence in the reader's language."""
         return self.vformat(str(sentences(self.path)[key]), (), values)
 
+    def titles(self, key: str, /, **values: object) -> tuple[str, ...]:
+        """Write the titles of columns, which have `;` between them."""
+        return tuple(title.strip() for title in self(key, **values).split(";"))
+
     def format_field(self, value: Any, format_spec: str) -> str:
         """Write a value as its place says."""
         name, *digits = format_spec.split()[:2] or [""]

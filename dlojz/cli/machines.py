@@ -209,9 +209,7 @@ def _queue_table(jobs: list[JobView], ids: set[str]) -> Table:
     for job in sorted(jobs, key=lambda job: job.standing == "ended"):
         name = job.name if job.name in ids else f"({job.name})"  # not one of these runs
         rows.append((job.number, name, _state(job), _why(job), _left(job), job.nodes or DASH))
-    head = titles(
-        en="job; run; state; why; time left; nodes", fr="travail; exécution; état; raison; temps restant; nœuds"
-    )
+    head = phrase.titles("columns of jobs")
     return Table(head, tuple(rows), align="l", whole=1)
 
 

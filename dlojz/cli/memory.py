@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import format_count, integer, refusal, say, size_bytes
-from dlojz.base.table import Table, titles, visible
+from dlojz.base.table import Table, visible
 from dlojz.cli.options import (
     WORDS,
     Answer,
@@ -287,10 +287,7 @@ def models_command(args: Given, answer: Answer) -> None:
     if args["json"]:
         answer([asdict(model) for model in described])
         return
-    head = titles(
-        en="model; parameters; active; FLOPs; multiply-adds; input; classes; blocks",
-        fr="modèle; paramètres; actifs; FLOPs; mult.-additions; entrée; classes; blocs",
-    )
+    head = phrase.titles("columns of models")
     rows = []
     for model in described:
         size = f"{model.image_size}²" if model.image_size else DASH

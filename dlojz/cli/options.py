@@ -44,7 +44,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import SentenceFile, one_of, refusal, say
+from dlojz.base.language import SentenceFile, one_of, say
 from dlojz.base.table import visible
 
 if TYPE_CHECKING:
@@ -228,15 +228,9 @@ def number(
     """
     value = _parsed(option, word, kind)
     if not least <= value < math.inf:
-        raise refusal(
-            en=f"{option} must be at least {least:g} and finite, but {word!r} was received.",
-            fr=f"{option} doit être fini et au moins égal à {least:g}, mais {word!r} a été reçu.",
-        )
+        raise LabError(phrase("number too small", option=option, least=least, word=word))
     if value > most:
-        raise refusal(
-            en=f"{option} must be at most {most:g}, but {word!r} was received.",
-            fr=f"{option} doit être au plus égal à {most:g}, mais {word!r} a été reçu.",
-        )
+        raise LabError(phrase("number too large", option=option, most=most, word=word))
     return value
 
 
@@ -244,10 +238,7 @@ def _parsed(option: str, word: str, kind: type[int] | type[float]) -> int | floa
     try:
         return kind(word)
     except ValueError:
-        raise refusal(
-            en=f"{option} takes a number, but {word!r} was received.",
-            fr=f"{option} attend un nombre, mais {word!r} a été reçu.",
-        ) from None
+        raise LabError(phrase("no number", option=option, word=word)) from None
 
 
 class Given(dict[str, Any]):
@@ -323,11 +314,7 @@ def _refuse_words_of_script(command: str, options: Sequence[Flag], words: Sequen
         if number < start or number < script_index + (words[script_index] == "-m")
     ]
     command_line = shlex.join(["dlojz", command.removeprefix("dlojz "), *before, "--", *words[start:]])
-    raise refusal(
-        en=f"{unknown} is no option of `{command}`: words for the script stand after --, as in `{command_line}`.",
-        fr=f"{unknown} n’est pas une option de `{command}` : les mots pour le script se placent après --, comme dans "
-        f"`{command_line}`.",
-    )
+    raise LabError(phrase("words of a script", unknown=unknown, command=command, command_line=command_line))
 
 
 def _check_words(command: str, flag: Flag, words: Sequence[str]) -> None:
@@ -338,10 +325,7 @@ def _check_words(command: str, flag: Flag, words: Sequence[str]) -> None:
     if not minimum <= len(words) <= maximum:
         written = repr(" ".join(words))
         en, fr = (written, f"{written} ") if words else ("nothing", "rien n’")
-        raise refusal(
-            en=f"`{command}` takes {flag.metavar} ({flag.en}), but {en} was received.",
-            fr=f"`{command}` prend {flag.metavar} ({flag.fr}), mais {fr}a été reçu.",
-        )
+        raise LabError(phrase("words received", command=command, flag=flag, en=en, fr=fr))
 
 
 def _value(flag: Flag, word: Any) -> Any:
@@ -352,27 +336,14 @@ def _unknown(command: str, options: Sequence[Flag], word: str) -> str:
     legal = [*(flag.option for flag in options if flag.spellings), "--help", "--help-all"]
     if word.startswith("-"):
         return one_of(say(en=f"flag of `{command}`", fr=f"option de `{command}`"), word.partition("=")[0], legal)
-    return say(
-        en=f"`{command}` does not know what to do with the word {word!r}: an option is written --name VALUE. Legal "
-        f"values: {', '.join(legal)}.",
-        fr=f"`{command}` ne sait que faire du mot {word!r} : une option s’écrit --nom VALEUR. Valeurs permises : "
-        f"{', '.join(legal)}.",
-    )
+    return phrase("unknown word", command=command, word=word, legal=", ".join(legal))
 
 
 def _no_value(command: str, options: Sequence[Flag], spellings: str) -> str:
     flag = next(flag for flag in options if "/".join(flag.spellings) == spellings)
     if flag.kind == "switch":
-        return say(
-            en=f"{flag.option} of `{command}` takes no value: write it alone.",
-            fr=f"{flag.option} de `{command}` ne prend pas de valeur : écrivez-le seul.",
-        )
-    return say(
-        en=f"{flag.option} needs a value after it ({flag.metavar}), but none was received: write {flag.option} "
-        f"{flag.metavar}.",
-        fr=f"{flag.option} demande une valeur ({flag.metavar}), mais aucune n’a été reçue : écrivez {flag.option} "
-        f"{flag.metavar}.",
-    )
+        return phrase("no value taken", flag=flag, command=command)
+    return phrase("value needed", flag=flag)
 
 
 def config_of(args: dict[str, Any], **otherwise: object) -> RunConfig:
@@ -391,10 +362,7 @@ def config_of(args: dict[str, Any], **otherwise: object) -> RunConfig:
     model_names = dict.fromkeys((*args.get(WORDS, ()), *((args["model"],) if "model" in args else ())))
     if len(model_names) > 1:
         received = ", ".join(map(repr, model_names))
-        raise refusal(
-            en=f"one model is expected, but {received} were received: name one.",
-            fr=f"un seul modèle est attendu, mais {received} ont été reçus : n’en nommez qu’un.",
-        )
+        raise LabError(phrase("several models", received=received))
     # One model at most is left: named alone or by --model.
     args = {**args, "model": next(iter(model_names))} if model_names else args
     fields = {*RunConfig.model_fields, *Layout.model_fields} - set(HIDDEN)
@@ -462,10 +430,7 @@ def check_needs(args: Given, name: str, *requirements: str) -> None:
     if name in args and not any(args[requirement] for requirement in requirements):
         option, option_names = option_of(name), [option_of(requirement) for requirement in requirements]
         en, fr = " or ".join(option_names), " ou ".join(option_names)
-        raise refusal(
-            en=f"{option} does nothing without {en}: add {en}, or leave {option} out.",
-            fr=f"{option} ne sert à rien sans {fr} : ajoutez {fr}, ou retirez {option}.",
-        )
+        raise LabError(phrase("needs another option", option=option, en=en, fr=fr))
 
 
 def option_of(name: str) -> str:
@@ -487,22 +452,13 @@ def check_writable(args: Given, pictures: Sequence[str], files: Sequence[str] = 
     for name in (name for name in (*pictures, *files) if args[name]):
         word, path = args[name], Path(args[name]).expanduser().absolute()
         if name in pictures and path.suffix.lower() not in (".png", ".svg", ".pdf"):
-            raise refusal(
-                en=f"--{name} needs a name that ends in .png, .svg or .pdf, but {word!r} was received.",
-                fr=f"--{name} attend un nom qui finit par .png, .svg ou .pdf, mais {word!r} a été reçu.",
-            )
+            raise LabError(phrase("no picture", name=name, word=word))
         if path.is_dir():
-            raise refusal(
-                en=f"--{name} takes the name of a file, but {word!r} is a folder: add a name to it.",
-                fr=f"--{name} attend un nom de fichier, mais {word!r} est un dossier : ajoutez-y un nom.",
-            )
+            raise LabError(phrase("folder in place of a file", name=name, word=word))
         path.parent.mkdir(parents=True, exist_ok=True)
         # A picture is written in place; any other file is replaced, for which its folder must be writable.
         if not os.access(path if name in pictures and path.exists() else path.parent, os.W_OK):
-            raise refusal(
-                en=f"--{name} cannot be written to {word!r}, which is read-only: give another path.",
-                fr=f"--{name} ne peut pas être écrit dans {word!r}, en lecture seule : donnez un autre chemin.",
-            )
+            raise LabError(phrase("read-only", name=name, word=word))
 
 
 def fields_of(source: object, *names: str) -> dict[str, Any]:
@@ -613,10 +569,7 @@ class Verb:
             value = args.get(flag.name)
             if (flag.metavar in _PLACES and value == "") or (flag.kind == "words" and value and "" in value):
                 label = flag.metavar if flag.kind == "words" else flag.option
-                raise refusal(
-                    en=f"{label}: an empty word names nothing; give a name, or leave it out.",
-                    fr=f"{label} : un mot vide ne nomme rien ; donnez un nom, ou retirez-le.",
-                )
+                raise LabError(phrase("empty word", label=label))
         check_writable(args, [flag.name for flag in self.options if flag.name in _PICTURES and args.get(flag.name)])
 
 
@@ -648,9 +601,7 @@ class VerbOfActions(Verb):
         for option in (word.partition("=")[0] for word in words):
             owners = ", ".join(f"`dlojz {action.name}`" for action in self.actions if option in action.spelled)
             if owners and option not in chosen.spelled:
-                raise refusal(
-                    en=f"{option} belongs to {owners}: leave it out.", fr=f"{option} va avec {owners} : retirez-le."
-                )
+                raise LabError(phrase("option of another action", option=option, owners=owners))
         # Not `chosen(words)`: without an action this command is one like the others.
         return Verb.__call__(chosen, words)
 
@@ -669,10 +620,7 @@ def _show_more(name: str, options: Sequence[Flag]) -> None:
     """Print how to see every option, and how many there are: words that stand alone are none."""
     count = sum(bool(flag.spellings) for flag in options)
     command = f"`dlojz {name} --help-all`"
-    sentence = say(
-        en=f"Everyday options; {command} shows all {count}.",
-        fr=f"Options courantes ; {command} montre les {count} options.",
-    )
+    sentence = phrase("everyday options", command=command, count=count)
     show(_wrapped(sentence, console(stderr=False).width))
 
 

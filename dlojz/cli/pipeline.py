@@ -355,10 +355,7 @@ def compare_table(rows: Sequence[ScheduleRow]) -> Table:
         shares = map(spaced_percent, (timeline.bubble_fraction, timeline.bubble_overhead))
         torch = "—" if torch_refusal(schedule) else yes_no(True)
         cells.append((name, str(schedule.chunks), *times, *shares, amount(peak) + (" !" if over else ""), torch))
-    head = titles(
-        en="schedule; chunks; makespan; span; bound; fraction; overhead; peak; torch",
-        fr="ordonnancement; étages/rang; makespan; span; borne; fraction; surcoût; pic; torch",
-    )
+    head = phrase.titles("columns of schedules")
     return Table(head, tuple(cells), whole=1)
 
 
@@ -500,10 +497,7 @@ def _answer_tensor_plan(config: RunConfig, args: Given, answer: Answer) -> None:
         )
         for row in rows
     )
-    head = titles(
-        en="layer; number; how it is split; heads; weights of a rank; collective",
-        fr="couche; nombre; découpage; têtes; poids d’un rang; collective",
-    )
+    head = phrase.titles("columns of layers")
     answer(Table(head, cells, f"{config.model_name}, tp={tp}", align="l", whole=3))
     answer(phrase("all-reduces of a micro-batch", config=config, count=len(sums), sent=sum(sums)))
     answer(f"tp_plan = {json.dumps(plan, indent=4)}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal, spaced_percent
-from dlojz.base.table import Table, facts, titles
+from dlojz.base.table import Table, facts
 from dlojz.cli import main
 from dlojz.cli.memory import messages_of
 from dlojz.cli.options import WORDS, Answer, Given, check_needs, option_of, phrase, tell, tell_written, verb
@@ -349,9 +349,7 @@ def plan_here_answer(args: Given, answer: Answer) -> int:
 def _table(result: Any, top: int, measured_s: list[float]) -> Table:
     from dlojz.planner.answer import seconds
 
-    head = titles(
-        en="layout; predicted step; to the best; measured", fr="configuration; itération prédite; au meilleur; mesurée"
-    )
+    head = phrase.titles("columns of layouts here")
     rows = []
     for index, row in enumerate(result.table(top)):
         measured_text = seconds(measured_s[index]) if index < len(measured_s) else ""

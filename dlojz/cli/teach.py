@@ -263,12 +263,7 @@ def board_command(args: Given, answer: Answer) -> None:
 
 def board_table(students: Sequence[Student]) -> Table:
     """Lay out the board, one row per student."""
-    head = titles(
-        en="student; last exercise; done, by lab; challenges; own script; best runs; runs; GPU-hours; "
-        "last activity (UTC); remarks",
-        fr="étudiant; dernier exercice; réussis, par TP; défis; script personnel; meilleures exécutions; exécutions; "
-        "heures GPU; dernière activité (UTC); remarques",
-    )
+    head = phrase.titles("columns of the board")
     note = phrase("board is for helping")
     return Table(head, tuple(map(_row, students)), align="l", notes=(note,))
 

@@ -23,7 +23,7 @@ from dlojz.base.language import (
     say,
     yes_no,
 )
-from dlojz.base.table import Table, titles, visible
+from dlojz.base.table import Table, visible
 from dlojz.config.fields import BLOCK_CHOICES
 from dlojz.config.run_config import RunConfig
 from dlojz.display.style import CATEGORY_STYLES, category_label, label, needed_label
@@ -338,10 +338,7 @@ def _formulas_table(caption: str, measured: str, labels: Sequence[str], comparis
 
 def levers_part(levers: Sequence[Lever], now_bytes: int, limit_bytes: int | None = None) -> Table:
     """List what each single change would save, the largest saving first."""
-    head = titles(
-        en="; takes; saves; ; to host RAM; fits; can be run",
-        fr="; prend; économise; ; en RAM hôte; tient; exécutable",
-    )
+    head = phrase.titles("columns of levers")
     rows = [
         (
             lever.change,
@@ -397,10 +394,7 @@ def budget_part(plan: BudgetPlan) -> Table:
             )
         )
         start = end
-    head = titles(
-        en="; choice; held until backward; recomputed; moved; time",
-        fr="; choix; gardé jusqu’à la passe arrière; recalculé; déplacé; temps",
-    )
+    head = phrase.titles("columns of a budget")
     # FLOP/s, then bytes per second: of the device's memory, of copies to the host.
     computed, *memory = tables.speeds
     memory_rate, copied = (format_count(speed, say(en="B/s", fr="o/s")) for speed in memory[:2])

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from dlojz.base.language import decimal, say
-from dlojz.base.table import Table, titles, visible
+from dlojz.base.table import Table, visible
 from dlojz.display.style import label
 from dlojz.display.tables import phrase
 from dlojz.pipeline.partition import Partition, total_time
@@ -29,10 +29,7 @@ def headline(model: str, weighed: BlockWeights, stages: int) -> str:
 
 def stages_table(cut: Partition, weighed: BlockWeights) -> Table:
     """List the stages: blocks, load, share of the mean, what the blocks are."""
-    head = titles(
-        en="stage; blocks; load; ÷ mean; ; what they are",
-        fr="étage; blocs; charge; ÷ moyenne; ; ce qu’ils sont",
-    )
+    head = phrase.titles("columns of stages")
     rows = []
     mean = sum(cut.loads) / cut.num_stages
     for stage, (block_range, load) in enumerate(zip(cut.stages, cut.loads, strict=True)):
@@ -55,10 +52,7 @@ def stages_table(cut: Partition, weighed: BlockWeights) -> Table:
 def methods_table(cuts: Mapping[str, Partition], weighed: BlockWeights, micro_batches: int) -> Table:
     """List each method's bottleneck and step over those of the first, which is the optimum."""
     best = next(iter(cuts.values()))
-    head = titles(
-        en=f"method; bottleneck; ÷ optimum; imbalance; step, m={micro_batches}; blocks per stage",
-        fr=f"méthode; goulot; ÷ optimum; déséquilibre; pas, m={micro_batches}; blocs par étage",
-    )
+    head = phrase.titles("columns of methods", micro_batches=micro_batches)
     shortest = total_time(best.loads, micro_batches)
     rows = tuple(
         (

@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from dlojz.base.display_hook import Summary
 from dlojz.base.language import colon, decimal, say, yes_no
 from dlojz.base.table import Lines, Table, facts, safe, tables_html, titles
-from dlojz.display.tables import DASH
+from dlojz.display.tables import DASH, phrase
 from dlojz.planner.space import gigabytes, more_percent, reason_words
 
 if TYPE_CHECKING:
@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 
 def layouts_table(title: str, layouts: Iterable[Choice]) -> Table:
     """List layouts: step, cost, energy, memory; the step of a simulated one is marked by a star."""
-    head = titles(
-        en="layout; step (s); GPU-h / 1000; kWh / 1000; fullest GPU; free",
-        fr="configuration; itération (s); h GPU / 1000; kWh / 1000; GPU le plus rempli; libre",
-    )
+    head = phrase.titles("columns of layouts")
     rows = (
         (
             choice.title,
@@ -58,10 +55,7 @@ def fastest_table(plan: Plan, max_rows: int) -> Table:
 
 def refusals_table(plan: Plan) -> Table:
     """List the reasons of refusal: how many layouts each refuses, one of them, and its smallest change."""
-    head = titles(
-        en="refused because; layouts; for example, and the smallest change",
-        fr="refusées parce que; configurations; par exemple, et le plus petit changement",
-    )
+    head = phrase.titles("columns of refusals")
     rows = (
         # Of the layouts refused for one reason, that most like the fastest admitted one.
         (reason_words(name), decimal(number, 0), plan.refused.by(name).nearest().in_one_line)

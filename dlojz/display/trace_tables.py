@@ -86,11 +86,7 @@ def missing_sentence(aligned: AlignedRanks) -> str:
 
 def shares_table(shares: tuple[RankShares, ...], length_s: float) -> Table:
     """List what each rank does with its time."""
-    head = titles(
-        en="rank; computing; communication hidden; communication exposed; waiting for late ranks; neither",
-        fr="rang; calcul; communication recouverte; communication exposée; attente de retardataires; "
-        "ni l’un ni l’autre",
-    )
+    head = phrase.titles("columns of shares")
     rows = tuple(
         (
             str(share.rank),
@@ -590,9 +586,7 @@ def _signed_bytes(num_bytes: int) -> str:
 
 def growth_table(rows: tuple[FrameGrowth, ...]) -> Table:
     """List lines by how many bytes they hold in two snapshots, largest difference first."""
-    head = titles(
-        en="allocated at; before; after; difference; blocks", fr="alloué par; avant; après; différence; blocs"
-    )
+    head = phrase.titles("columns of growth")
     cells = tuple(
         (
             frame_label(row.frame),

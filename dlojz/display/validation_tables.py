@@ -28,10 +28,7 @@ phrase = SentenceFile(Path(__file__).parent / "data" / "validation_tables.toml")
 
 def validation_table(results: Sequence[TableResult]) -> Table:
     """List the errors of all tables."""
-    head = titles(
-        en="table; rows; half; max; left out; max; constant; rank corr.; other tools",
-        fr="tableau; lignes; moitié; max; écarté; max; constant; corr. rang; autres outils",
-    )
+    head = phrase.titles("columns of errors")
     rows = tuple(
         (
             result.name,
@@ -56,11 +53,7 @@ def validation_table(results: Sequence[TableResult]) -> Table:
 
 def regret_table(results: Sequence[TableResult]) -> Table:
     """List what the planner's first choice loses, for each model with enough measured layouts."""
-    head = titles(
-        en="model; GPUs; batch; layouts; fastest predicted; fastest measured; regret; at random; rank corr.",
-        fr="modèle; GPU; batch; configurations; la plus rapide prédite; la plus rapide mesurée; regret; au sort; "
-        "corr. rang",
-    )
+    head = phrase.titles("columns of regrets")
     rows: list[tuple[str, ...]] = []
     for result in results:
         choices = first_choices(result)
@@ -148,9 +141,7 @@ def memory_table(memory: MemoryResult) -> Table:
         share = spaced_percent(fullest.predicted_bytes / fullest.capacity_bytes, 0)
         refused = f"{sum(reading.too_much for reading in table_readings)} {of_word} {len(table_readings)}"
         table_rows.append((name, refused, say(en=f"fullest GPU {share}", fr=f"GPU le plus rempli {share}")))
-    title = say(
-        en="Memory of the fullest GPU: predicted against read", fr="Mémoire du GPU le plus rempli : prédite et relevée"
-    )
+    title = phrase("title of memory")
     return Table(titles(en="what; figure; of", fr="quoi; chiffre; sur"), tuple(table_rows), title, align="lrl")
 
 
@@ -168,10 +159,7 @@ def _not_found(missed: Reading, readings: Sequence[Reading]) -> str:
 
 def interval_table(results: Sequence[TableResult]) -> Table:
     """List what is called "four in five": factors on a predicted time, and what they cover."""
-    head = titles(
-        en="GPU; tables; rows; measured over predicted; covered of a table left out",
-        fr="GPU; tableaux; lignes; mesuré sur prédit; couvert d’un tableau écarté",
-    )
+    head = phrase.titles("columns of intervals")
     rows = []
     for profile in dict.fromkeys(result.profile for result in results):
         factors, number = interval(profile), sum(result.profile == profile for result in results)
@@ -193,10 +181,7 @@ def rows_table(result: TableResult, *, seconds: bool = False) -> Table:
         seconds: whether the seconds that the others predict stand before their errors.
     """
     tools = list(dict.fromkeys(figure.tool for row_result in result.rows for figure in row_result.row.published))
-    head = titles(
-        en="row; GPUs; dp·tp·pp·cp; micro-batch; measured s; predicted s; error; ",
-        fr="ligne; GPU; dp·tp·pp·cp; micro-batch; mesuré s; prédit s; erreur; ",
-    )
+    head = phrase.titles("columns of rows")
     other_columns = titles(en="left out; constant", fr="écarté; constant")
     error = say(en="error", fr="erreur")
     # With seconds each way of predicting takes two columns, else one.

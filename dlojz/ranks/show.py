@@ -17,7 +17,7 @@ from signal import Signals
 from typing import Any
 
 from dlojz.base.language import SentenceFile, format_bytes, language, say, shortest
-from dlojz.base.table import Table, Tabular, safe, titles, without_escapes
+from dlojz.base.table import Table, Tabular, safe, without_escapes
 from dlojz.display.style import BLUE
 from dlojz.processes.hang_diagnosis import listed
 from dlojz.ranks.rank_setup import TEXT_BYTES
@@ -373,10 +373,7 @@ class RankStatus(Tabular):
         """Lay it out, or say that no ranks are running."""
         if not self.rows:
             return Table((), (), say(en="no ranks are running", fr="aucun rang n’est en cours"))
-        head = titles(
-            en="rank; process; device; own memory; variables",
-            fr="rang; processus; périphérique; mémoire propre; variables",
-        )
+        head = phrase.titles("columns of ranks")
         by_process: dict[int, list[int]] = {}
         for rank, row in enumerate(self.rows):
             by_process.setdefault(row["pid"], []).append(rank)

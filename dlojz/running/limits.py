@@ -18,7 +18,7 @@ from pydantic import Field
 from dlojz.base.contract import Contract
 from dlojz.base.errors import LabError
 from dlojz.base.language import SentenceFile, one_of, say, shortest, significant
-from dlojz.base.table import Table, Tabular, facts, titles
+from dlojz.base.table import Table, Tabular, facts
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware.clusters import NAME_PATTERN, Machine, Qos, choose, machine_files
 from dlojz.hardware.clusters import machine as named
@@ -215,11 +215,7 @@ class Preview(Tabular):
         """Lay it out, names and values; further ones follow."""
         request, site = self.allocation, self.machine
         gpus = say(en="GPUs", fr="GPU") if site.device != "cpu" else say(en="places", fr="places")
-        names = titles(
-            en="machine; run; asks for; time limit; costs at most; normalised; QoS; account; reservation; loads",
-            fr="machine; exécution; demande; limite de temps; coûte au plus; normalisées; QoS; compte; réservation; "
-            "charge",
-        )
+        names = phrase.titles("columns of a job")
         values = (
             f"{site.name}: {title_words(site.title)}",
             self.config.title,

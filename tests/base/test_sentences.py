@@ -53,7 +53,7 @@ def test_sentences_and_the_calls_that_write_them_agree(file: Path) -> None:
     nodes = [node for module in MODULES[file] for node in ast.walk(ast.parse(module.read_text(encoding="utf-8")))]
     assert {node.value for node in nodes if isinstance(node, ast.Constant)} >= {*pairs}
     for call in nodes:
-        if not isinstance(call, ast.Call) or ast.unparse(call.func) != "phrase":
+        if not isinstance(call, ast.Call) or ast.unparse(call.func) not in ("phrase", "phrase.titles"):
             continue
         keys = keys_of(call.args[0])
         assert keys <= {*pairs}, keys
@@ -64,8 +64,12 @@ def test_sentences_and_the_calls_that_write_them_agree(file: Path) -> None:
 
 def test_sentences_write_values_as_their_places_say(tmp_path: Path) -> None:
     path = tmp_path / "words.toml"
-    path.write_text('[peak]\nen = "{peak:bytes}, {share:percent 0}, {name!r}"\nfr = "{peak:bytes}, {share:spaced 0}"\n')
+    path.write_text(
+        '[peak]\nen = "{peak:bytes}, {share:percent 0}, {name!r}"\nfr = "{peak:bytes}, {share:spaced 0}"\n'
+        '[columns]\nen = "layout; ; step ({unit})"\nfr = "layout"\n'
+    )
     phrase = SentenceFile(path, bytes=lambda size: f"<{format_bytes(size)}>")
     assert phrase("peak", peak=2048, share=0.25, name="a") == "<2.00 KiB>, 25%, 'a'"
+    assert phrase.titles("columns", unit="s") == ("layout", "", "step (s)")
     use_language("fr")
     assert phrase("peak", peak=2048, share=0.25) == "<2,00 Kio>, 25 %"
