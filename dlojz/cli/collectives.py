@@ -312,9 +312,7 @@ def _table(sites: list[MeasuredSite]) -> Table:
         (str(ranks), kind_title(kind), str(number), percent(median, 0), percent(largest, 0))
         for ranks, kind, number, median, largest in residual_rows(sites)
     )
-    head = titles(
-        en="ranks; measured; points; median residual; largest", fr="rangs; mesuré; points; résidu médian; le plus grand"
-    )
+    head = phrase.titles("columns of measured sites")
     return Table(head, rows, align="rlr", whole=2)
 
 

@@ -8,8 +8,6 @@ A picture is written before anything is printed.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
 import os
 import platform
@@ -24,8 +22,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from rich.text import Text
 
@@ -44,9 +43,11 @@ if TYPE_CHECKING:
     from dlojz.results.profiler_trace import TraceFile
     from dlojz.results.rank_activities import AlignedRanks, RankShares, Straggler
     from dlojz.results.rank_profile import Change, RankProfile
-    from dlojz.running.out_of_memory import PostMortem
+    from dlojz.running.failures.out_of_memory import PostMortem
 
 State = Literal["ok", "warning", "problem"]
+File = TypeVar("File")
+Content = TypeVar("Content")
 FREE_BYTES_WANTED, MEMORY_BYTES_WANTED, GLOO_LIMIT_S = 2**30, 3 * 2**30, 120
 
 GLOO_RANK = """
@@ -88,7 +89,7 @@ def examine(root: Path) -> list[Check]:
         "python": lambda: _warned("python", f"{platform.python_version()}, {sys.executable}"),
         "torch": lambda: _torch(device),
         **{f"[{group}]" if group else "core": partial(_libraries, group) for group in uses_of_groups()},
-        **{name: partial(_imported, name) for name in ("torchvision", "deepspeed") if _installed(name)},
+        **{name: partial(_imported, name) for name in ("torchvision", "deepspeed") if find_spec(name)},
         "cores": _cores,
         "memory": _memory,
         "disk": partial(check_disk, root),
@@ -154,9 +155,7 @@ def uses_of_groups() -> dict[str, str]:
     return {
         "": say(en="every command", fr="toutes les commandes"),
         "labs": say(en="the notebooks", fr="les notebooks"),
-        "deepspeed": say(
-            en="engine=deepspeed, labs 00, 04, 05, 10, 12, 13", fr="engine=deepspeed, TP 00, 04, 05, 10, 12, 13"
-        ),
+        "deepspeed": phrase("use of DeepSpeed"),
         "compress": say(en="models of timm and torchvision", fr="les modèles de timm et torchvision"),
         "transformers": say(en="models hf:FOLDER", fr="les modèles hf:DOSSIER"),
         "libraries": say(en="two libraries of lab 12", fr="deux bibliothèques du TP 12"),
@@ -214,10 +213,6 @@ def _numbers(text: str) -> list[int]:
     while numbers and not numbers[-1]:
         numbers.pop()
     return numbers
-
-
-def _installed(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None
 
 
 IMPORT_LIMIT_S = 120
@@ -389,7 +384,7 @@ def _explain(args: Given, answer: Answer) -> None:
     if run.state not in ("completed", "running", "queued", "oom"):
         answer(run.diagnosis().to_dict() if args["json"] else repr(run.diagnosis()))
         return
-    from dlojz.running.out_of_memory import post_mortem
+    from dlojz.running.failures.out_of_memory import post_mortem
 
     diagnosis = post_mortem(run)
     if args["json"]:
@@ -425,7 +420,7 @@ def _table(checks: list[Check]) -> Table:
 def told(diagnosis: PostMortem) -> list[Any]:
     """Write the diagnosis as texts to print, one after the other."""
     from dlojz.display.tables import status_label
-    from dlojz.running.out_of_memory import in_one_line, memory_lines, module_lines
+    from dlojz.running.failures.out_of_memory import in_one_line, memory_lines, module_lines
 
     record = diagnosis.record
     run, reason = f"{record.run_id} ({visible(record.title)})", visible(record.reason)
@@ -454,12 +449,7 @@ def trace_command(args: Given, answer: Answer) -> None:
     if against or len(files) == 1:
         _tell_profiles(files, trace_files(against), args, answer)
         return
-    activities = []
-    with progress_bar(say(en="traces read", fr="traces lues"), total=len(files)) as update:
-        for number, file in enumerate(files):
-            # One file at a time: of each only its activities are kept.
-            activities.append(activities_of(file))
-            update(number + 1)
+    activities = _each(say(en="traces read", fr="traces lues"), activities_of, files)
     check_ranks(activities, [file.name for file in files])
     activities.sort(key=lambda rank: rank.rank)
     together, pipelines = aligned_pipelines(activities)
@@ -471,6 +461,16 @@ def trace_command(args: Given, answer: Answer) -> None:
         answer(_trace_document(together, shares, stragglers, pipelines))
     else:
         _tell_traces(together, shares, stragglers, pipelines, answer)
+
+
+def _each(label: str, read: Callable[[File], Content], files: Sequence[File]) -> list[Content]:
+    """Read files under a progress bar, one at a time: of each only what it says is kept."""
+    contents = []
+    with progress_bar(label, total=len(files)) as update:
+        for file in files:
+            contents.append(read(file))
+            update(len(contents))
+    return contents
 
 
 def _tell_profiles(files: list[TraceFile], later: list[TraceFile], args: Given, answer: Answer) -> None:
@@ -485,11 +485,7 @@ def _tell_profiles(files: list[TraceFile], later: list[TraceFile], args: Given, 
             fr=f"--against compare une trace à une autre, mais {len(files)} et {len(later)} ont été reçues : donnez le "
             "même rang de chacune.",
         )
-    with progress_bar(say(en="traces read", fr="traces lues"), total=1 + len(later)) as update:
-        profiles = []
-        for file in (*files, *later):
-            profiles.append(profile_of(file))
-            update(len(profiles))
+    profiles = _each(say(en="traces read", fr="traces lues"), profile_of, [*files, *later])
     if not later:
         _tell_profile(profiles[0], args, answer)
         return
@@ -573,11 +569,7 @@ def _tell_snapshots(paths: list[str], later: list[str], args: Given, answer: Ans
             fr="les instantanés mémoire se lisent seuls, ou l’un --against l’autre : ne donnez à côté ni traces ni "
             "autre instantané.",
         )
-    with progress_bar(say(en="snapshots read", fr="instantanés lus"), total=1 + len(later)) as update:
-        snapshots = []
-        for path in (*paths, *later):
-            snapshots.append(snapshot_of(path))
-            update(len(snapshots))
+    snapshots = _each(say(en="snapshots read", fr="instantanés lus"), snapshot_of, [*paths, *later])
     growth = grown(*snapshots) if later else ()
     if args["png"]:
         from dlojz.display.figures.profile_figures import snapshots_figure

@@ -226,7 +226,7 @@ def _compare(args: Given, answer: Answer) -> None:
         draw_comparison(rows, size, args["png"], times_of(args))
         tell_written(args["png"])
     if args["json"]:
-        answer([row_document(row) for row in rows])
+        answer([{**document(row.timeline), "over_memory_limit": row.over_limit} for row in rows])
         return
     answer(phrase("units of a comparison", ranks=size[0], micro_batches=size[1]))
     answer(compare_table(rows))
@@ -284,11 +284,6 @@ def document(timeline: Timeline, memory_limit: float | None = None) -> dict[str,
         "critical_path": [str(schedule.actions[index]) for index in critical_path(timeline)],
         "torch_refusal": torch_refusal(schedule),
     }
-
-
-def row_document(row: ScheduleRow) -> dict[str, Any]:
-    """Write one row of a comparison as plain JSON data."""
-    return {**document(row.timeline), "over_memory_limit": row.over_limit}
 
 
 def _idle(timeline: Timeline) -> dict[str, float]:

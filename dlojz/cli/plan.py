@@ -219,17 +219,8 @@ def _write(best: Any, folder: Path, args: Given) -> None:
 
 
 FROM_OPTIONS: Final = (
-    "from",
-    "cluster",
-    "device",
-    "gpus",
-    "nodes",
-    "batch",
-    "model",
-    "sequence_length",
-    "vocabulary",
-    "precision",
-    "json",
+    *("from", "cluster", "device", "gpus", "nodes"),
+    *("batch", "model", "sequence_length", "vocabulary", "precision", "json"),
 )
 
 

@@ -229,9 +229,7 @@ def _tell_more(plan: CampaignPlan, results: Sequence[Result], dry: bool) -> None
         costs = [result.outlook.most_hours for result in results if result.outlook.most_hours is not None]
         normalised = [r.outlook.normalised_hours for r in results if r.outlook.normalised_hours is not None]
         no = sum(result.outlook.fits is False for result in results)
-        site = say(
-            en=f", {hours(sum(normalised))} normalised hours", fr=f", {hours(sum(normalised))} heures normalisées"
-        )
+        site = phrase("normalised hours", hours=hours(sum(normalised)))
         tell(
             en=f"{len(results)} points; {no} are predicted not to fit; at most {hours(sum(costs))} "
             f"GPU-hours{site if normalised else ''}. Nothing was started.",

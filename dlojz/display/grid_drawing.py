@@ -161,9 +161,7 @@ def title_of(grid: RankGrid, axis: str) -> str:
     if 0 < spanning < groups:
         stays = say(en=f"{spanning} across nodes", fr=f"dont {spanning} à cheval sur des nœuds")
     many = "" if groups == 1 else "s"
-    return say(
-        en=f"{axis}: {groups} group{many} of {size}, {stays}", fr=f"{axis} : {groups} groupe{many} de {size}, {stays}"
-    )
+    return phrase("title of an axis", axis=axis, groups=groups, many=many, size=size, stays=stays)
 
 
 def _join(source: GridCell, target: GridCell, crosses: bool) -> Join:

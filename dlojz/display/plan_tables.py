@@ -42,11 +42,6 @@ def layouts_table(title: str, layouts: Iterable[Choice]) -> Table:
     return Table(head, tuple(rows), title)
 
 
-def short_table(plan: Plan) -> Table:
-    """List what was asked, and the best layout."""
-    return Table(("", ""), tuple(plan.lines()[: 2 + len(plan.best.lines())]), align="l")
-
-
 def fastest_table(plan: Plan, max_rows: int) -> Table:
     """List the fastest layouts."""
     title = say(en="Fastest layouts (* simulated)", fr="Configurations les plus rapides (* simulées)")
@@ -75,14 +70,12 @@ def tree_table(tree: Tree) -> Table:
 
 
 def _plan_tables(plan: Plan, max_rows: int) -> tuple[Table, ...]:
-    front = say(
-        en="Pareto front: no other is better in time, GPU-hours, energy and free memory at once",
-        fr="Front de Pareto : aucune autre n’est meilleure à la fois en temps, heures GPU, énergie, mémoire libre",
-    )
+    front = phrase("title of the front")
     if max_rows < len(plan.pareto):
         front += f" ({max_rows} / {len(plan.pareto)})"
     return (
-        short_table(plan),
+        # What was asked, and the best layout.
+        Table(("", ""), tuple(plan.lines()[: 2 + len(plan.best.lines())]), align="l"),
         fastest_table(plan, max_rows),
         layouts_table(front, plan.pareto[:max_rows]),
         refusals_table(plan),
@@ -132,9 +125,7 @@ def foreign_keys_table(config: ForeignConfig) -> Table:
     headings = {
         "taken": say(en=f"taken ({counts['taken']})", fr=f"prises en compte ({counts['taken']})"),
         "unknown": say(en=f"unknown ({counts['unknown']})", fr=f"inconnues ({counts['unknown']})"),
-        "effectless": say(
-            en=f"without effect here ({counts['effectless']})", fr=f"sans effet ici ({counts['effectless']})"
-        ),
+        "effectless": phrase("keys without effect", keys=counts["effectless"]),
     }
     rows: list[tuple[str, ...]] = []
     for status, meanings in groups.items():

@@ -21,7 +21,6 @@ from dlojz.pipeline.analysis import title_of as cause_title
 from dlojz.pipeline.schedule_catalogue import entry
 from dlojz.pipeline.traced_pipeline import (
     HeadOfLine,
-    MessageWait,
     ScheduleMatch,
     TracedPipeline,
     head_of_line,
@@ -210,7 +209,7 @@ def cause_sentences(pipeline: TracedPipeline) -> Iterator[str]:
     if slow.seconds > SLOWER * slow.mean_s:
         yield phrase("slowest stage", slow=slow, seconds=slow.seconds / slow.mean_s)
     for wait in waits[:MOST_WAITS]:
-        yield _wait_sentence(wait)
+        yield phrase("rank waits for a message", wait=wait)
     if not waits:
         yield say(en="No rank waits for a message.", fr="Aucun rang n’attend de message.")
 
@@ -219,10 +218,6 @@ def _blocked_sentence(row: HeadOfLine) -> str:
     queue = ", ".join(row.blocked[:MOST_BLOCKED]) + (", …" if len(row.blocked) > MOST_BLOCKED else "")
     # A receive at the head waits for its message; a send at the head waits for the receive to be posted.
     return phrase("receive blocks" if "RECV" in row.blocker else "send blocks", row=row, queue=queue)
-
-
-def _wait_sentence(wait: MessageWait) -> str:
-    return phrase("rank waits for a message", wait=wait)
 
 
 # ---- one rank

@@ -163,10 +163,7 @@ def interval_table(results: Sequence[TableResult]) -> Table:
     rows = []
     for profile in dict.fromkeys(result.profile for result in results):
         factors, number = interval(profile), sum(result.profile == profile for result in results)
-        between = say(
-            en=f"{decimal(factors.low, 2)} to {decimal(factors.high, 2)}",
-            fr=f"{decimal(factors.low, 2)} à {decimal(factors.high, 2)}",
-        )
+        between = phrase("interval", factors=factors)
         prefix = say(en="its own held-out half: ", fr="sa propre moitié mise de côté : ") if number == 1 else ""
         rows.append(
             (profile.upper(), str(number), str(factors.rows), between, prefix + spaced_percent(factors.coverage, 0))

@@ -240,7 +240,8 @@ class CellOutput:
     """
 
     def __init__(self, answers: Iterable[CellAnswer], *, merged: bool = True) -> None:
-        self._columns = list(_merged(answers) if merged else _unmerged(answers))
+        groups = [answers] if merged else [[answer] for answer in answers]
+        self._columns = [column for group in groups for column in _merged(group)]
 
     def __bool__(self) -> bool:
         return bool(self._columns)
@@ -264,10 +265,6 @@ def _merged(answers: Iterable[CellAnswer]) -> Iterable[Column]:
             columns.setdefault(repr((answer.parts, answer.cut)), (answer, []))[1].append(answer.rank)
     for representative, ranks in columns.values():
         yield listed(ranks, french=language() == "fr"), representative.parts, representative.cut
-
-
-def _unmerged(answers: Iterable[CellAnswer]) -> Iterable[Column]:
-    return (column for answer in answers for column in _merged([answer]))
 
 
 _LIVE_BYTES_PER_S = 250_000
@@ -324,9 +321,7 @@ def lines_of(text: str) -> list[str]:
 
 def _cut_note() -> str:
     kib = TEXT_BYTES // 2**10
-    return say(
-        en=f"… (cut: more than {kib} KiB in one cell)", fr=f"… (coupé : plus de {kib} Kio dans une seule cellule)"
-    )
+    return phrase("output cut", kib=kib)
 
 
 def _as_text(column: Column) -> list[str]:

@@ -25,7 +25,7 @@ from dlojz.by_hand.collectives.algorithm_catalogue import ADDING, ALGORITHMS, al
 from dlojz.by_hand.collectives.alpha_beta_fit import AlphaBetaFit
 from dlojz.by_hand.collectives.cost import crossover_bytes, terms
 from dlojz.by_hand.collectives.simulation import Held, Simulation, Transfer, simulate
-from dlojz.display.canvas import LabFigure, caption, finish, key, logarithmic, new_figure, phrase, plain
+from dlojz.display.canvas import LabFigure, below, caption, finish, key, logarithmic, new_figure, phrase, plain
 from dlojz.display.collective_text import format_bandwidth, format_latency, held_words, number_words, step_words
 from dlojz.display.style import (
     BLACK,
@@ -79,11 +79,6 @@ def kind_of(simulation: Simulation, step: int, rank: int, chunk: int) -> str:
     return PARTIAL if len(contents.ranks) > 1 else OWN
 
 
-def kind_label(kind: str) -> str:
-    """Translate a kind of chunk."""
-    return label("chunk", kind)
-
-
 def heading(simulation: Simulation) -> str:
     """Say the algorithm, the ranks, the steps and what the busiest rank moves."""
     title, size = algorithm(simulation.name).title(), simulation.size
@@ -132,10 +127,7 @@ def collective_figure(
             axes.set_axis_off()
     width = max(30, int(figure.get_figwidth() * 10))
     figure.suptitle(textwrap.fill(heading(simulation), width), x=0.01, ha="left", fontsize=TITLE)
-    legend_options: dict[str, Any] = {"ncols": max(1, int(figure.get_figwidth() / 2.4)), "handleheight": 1.3}
-    figure.legend(
-        handles=legend_handles(simulation), loc="outside lower left", frameon=False, fontsize=NORMAL, **legend_options
-    )
+    below(figure, legend_handles(simulation), max(1, int(figure.get_figwidth() / 2.4)), "left", 1.3)
     return finish(figure, path)
 
 
@@ -260,7 +252,7 @@ def legend_handles(simulation: Simulation) -> list[Artist]:
         for chunk in range(len(row))
     }
     ordered_kinds = [kind for kind in (EMPTY, OWN, PARTIAL, FINAL) if kind in kinds]
-    handles: list[Artist] = [_shaded(Patch(label=" " + kind_label(kind)), kind) for kind in ordered_kinds]
+    handles: list[Artist] = [_shaded(Patch(label=" " + label("chunk", kind)), kind) for kind in ordered_kinds]
     # Both kinds of messages may occur: added to what the rank holds, or kept in its place.
     acts = {transfer.add for step in simulation.transfers for transfer in step}
     if True in acts:

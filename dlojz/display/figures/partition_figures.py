@@ -88,9 +88,7 @@ def overlay_figure(
         lower,
         x=say(en="time, ms", fr="temps (ms)"),
         y=say(en="measured − predicted\nend of action, ms", fr="fin d’action, ms\nmesurée − prédite"),
-        title=say(
-            en="Where they part: how late each action ends", fr="Où elles s’écartent : retard de chaque fin d’action"
-        ),
+        title=phrase("title of delays"),
     )
     plain(lower)
     lower.legend(loc="best", ncols=4, frameon=False, fontsize=SMALL)

@@ -64,7 +64,8 @@ def plan_figure(plan: Plan, path: str | Path | None = None) -> LabFigure:
     cells = figure.add_gridspec(2, 2, width_ratios=(1.15, 1.0), height_ratios=(1.1, 1.0))
     front = figure.add_subplot(cells[0, 0])
     _front(front, plan, _free_gb(plan), lambda choice: choice.margin_bytes / 1e9)
-    caption(front, y=_free_label(), title=say(en="layouts that fit", fr="configurations qui tiennent"))
+    free_label = say(en="memory that stays free (GB)", fr="mémoire restée libre (Go)")
+    caption(front, y=free_label, title=say(en="layouts that fit", fr="configurations qui tiennent"))
     front.legend(fontsize=SMALL, loc="best", framealpha=0.9)
     _memory(figure.add_subplot(cells[0, 1]), best)
     _waterfall(figure.add_subplot(cells[1, 0]), best)
@@ -77,10 +78,6 @@ def _free_gb(plan: Plan) -> NDArray[np.float64]:
     # GB (1e9 bytes): the GPU's memory less what the layout takes.
     free: NDArray[np.float64] = (plan.question.device_bytes - plan.found.memory.total_bytes) / 1e9
     return free
-
-
-def _free_label() -> str:
-    return say(en="memory that stays free (GB)", fr="mémoire restée libre (Go)")
 
 
 def _front(axes: Axes, plan: Plan, heights: NDArray[np.float64], height_of: Callable[[Choice], float]) -> None:

@@ -20,7 +20,20 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import byte_scale, decimal, format_bytes, format_seconds, gap_text, say
 from dlojz.base.table import visible
 from dlojz.config.fields import BLOCK_CHOICES
-from dlojz.display.canvas import LabFigure, caption, finish, key, new_figure, note, paint, phrase, plain, stack, swatch
+from dlojz.display.canvas import (
+    LabFigure,
+    below,
+    caption,
+    finish,
+    key,
+    new_figure,
+    note,
+    paint,
+    phrase,
+    plain,
+    stack,
+    swatch,
+)
 from dlojz.display.drawing import Drawing
 from dlojz.display.figures.partition_figures import overlay_scene
 from dlojz.display.memory_tables import choice_label, grouped_blocks, headline, peak_sentence
@@ -60,6 +73,7 @@ MOST_BARS = 10
 FARTHEST = 3.0
 """Times the longest bar: a limit beyond is said in words, as drawing it would leave bars too short to read."""
 CACHED, OUTSIDE = Style(WHITE, "oo"), Style(WHITE, "xx")
+DIAMOND: dict[str, Any] = {"linestyle": "none", "marker": "D", "color": BLACK}
 LIMIT_LOOK: dict[str, Any] = {"color": BLACK, "linestyle": "--", "linewidth": 1.5}
 
 
@@ -87,9 +101,7 @@ def footprint_figure(forecast: Forecast, path: str | Path | None = None, limit_b
     handles = _totals(totals, forecast, limit_bytes)
     _blocks(by_block, blocks)
     figure.suptitle(headline(forecast), fontweight="bold", fontsize=TITLE)
-    figure.legend(
-        handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize=NORMAL, handleheight=1.2
-    )
+    below(figure, handles, 5)
     return finish(figure, path)
 
 
@@ -116,14 +128,8 @@ def _totals(axes: Axes, forecast: Forecast, limit_bytes: int | None) -> list[Art
     for number, (_, total) in enumerate(bars):
         # Bar n has the categories and the first n extras on top.
         top = stack(axes, number, [*_categories(at_peak, scale), *extras[:number]], 0.55, upright=True)
-        text_properties: dict[str, Any] = {
-            "ha": "center",
-            "va": "bottom",
-            "fontweight": "bold",
-            "fontsize": None,
-            "bbox": plate,
-        }
-        note(axes, format_bytes(total), (number, top), (0, 3), **text_properties)
+        looks = {"ha": "center", "va": "bottom", "fontweight": "bold", "fontsize": None, "bbox": plate}
+        note(axes, format_bytes(total), (number, top), (0, 3), **looks)
     title = textwrap.fill(say(en="At the peak: ", fr="Au pic : ") + visible(forecast.moment), 54)
     handles: list[Artist] = [
         swatch(CATEGORY_STYLES[name], category_label(name)) for name in CATEGORIES if at_peak.get(name)
@@ -199,9 +205,7 @@ def activation_curve_figure(plan: BudgetPlan, path: str | Path | None = None) ->
     figure.suptitle(title, fontsize=TITLE)
     handles: list[Artist] = [swatch(*pair) for pair in zip(styles, map(choice_label, BLOCK_CHOICES), strict=True)]
     handles.append(key(say(en="budget: ", fr="budget : ") + format_bytes(plan.budget_bytes), **LIMIT_LOOK))
-    figure.legend(
-        handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=NORMAL, handleheight=1.2
-    )
+    below(figure, handles, 4)
     return finish(figure, path)
 
 
@@ -314,12 +318,7 @@ def _memory(axes: Axes, rows: Sequence[RunRow]) -> None:
         peaks = [(getattr(row.memory_bytes["peak"], side), number + offset) for number, row in enumerate(rows)]
         # 0 and None are no mark: nothing was measured or predicted.
         marks = [(peak / scale, height) for peak, height in peaks if peak]
-        marker_properties: dict[str, Any] = {
-            "linestyle": "none",
-            "marker": "D",
-            "color": BLACK,
-            "markerfacecolor": face,
-        }
+        marker_properties: dict[str, Any] = {**DIAMOND, "markerfacecolor": face}
         if marks:
             axes.plot(*zip(*marks, strict=True), **marker_properties)
             handles.append(key(label, **marker_properties))
@@ -383,9 +382,7 @@ def _throughput(axes: Axes, rows: Sequence[RunRow]) -> None:
     if any(row.model_ranks > 1 for row in rows):
         title = phrase("throughput of ranks")
     if any(row.calibration for row in rows):
-        title = say(
-            en="Throughput (predicted:\nthis machine’s calibration)", fr="Débit (prédit :\ncalibrage de la machine)"
-        )
+        title = phrase("throughput of a calibration")
     if all(row.samples_per_s.predicted is None for row in rows):
         title = say(en="Throughput\n(measured)", fr="Débit\n(mesuré)")
     _runs_down(axes, rows, title, say(en="samples/s", fr="échantillons/s"))
@@ -481,13 +478,8 @@ def spans_figure(
                 for span in spans
                 if (span.phase, span.rank) == (name, rank)
             ]
-            bar_properties: dict[str, Any] = {
-                "facecolor": style.color,
-                "hatch": style.hatch,
-                "edgecolor": EDGE,
-                "linewidth": 0.5,
-            }
-            axes.broken_barh(bars, (rank + top, height), **bar_properties)
+            lane = rank + top, height
+            axes.broken_barh(bars, lane, facecolor=style.color, hatch=style.hatch, edgecolor=EDGE, linewidth=0.5)
     for step in sorted({span.step for span in spans}) if steps else ():
         start_ms = (min(span.start_s for span in spans if span.step == step) - origin_s) * 1e3
         axes.axvline(start_ms, color=EDGE, linewidth=1.0, linestyle="--")

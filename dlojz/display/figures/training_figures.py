@@ -137,9 +137,7 @@ def _dropped(axes: Axes, loads: list[ExpertLoad]) -> None:
     plain(axes)
     recent_shares = dropped[-LAST_STEPS:]
     mean = percent(sum(recent_shares) / len(recent_shares), 0)
-    words = say(
-        en=f"{mean} over the last {len(recent_shares)} steps", fr=f"{mean} sur les {len(recent_shares)} derniers pas"
-    )
+    words = phrase("mean of the last steps", mean=mean, steps=len(recent_shares))
     axes.set_title(words, loc="right", fontsize=HEADING)
 
 

@@ -34,14 +34,14 @@ from dlojz.display.style import BLUE, VERMILION
 from dlojz.display.tables import status_label
 from dlojz.processes.hang_diagnosis import call_words, deadlock, listed, mismatch, missing_ranks, waits_in, with_article
 from dlojz.running.ending import PORT, FirstError, first_error, read_log
+from dlojz.running.failures.out_of_memory import memory_lines
 from dlojz.running.failures.signatures import Signature, recognise, signatures
 from dlojz.running.folder import visible
-from dlojz.running.out_of_memory import memory_lines
 from dlojz.running.run_view import PANEL
 from dlojz.running.state import LOGS, RunFolder, quiet_s, read_all_events
 
 if TYPE_CHECKING:
-    from dlojz.running.out_of_memory import PostMortem
+    from dlojz.running.failures.out_of_memory import PostMortem
 
 phrase = SentenceFile(Path(__file__).parent / "data" / "diagnosis.toml")
 
@@ -663,7 +663,7 @@ def diagnose(run: RunFolder) -> Diagnosis:
 
 
 def _memory(run: RunFolder) -> PostMortem | None:
-    from dlojz.running.out_of_memory import post_mortem
+    from dlojz.running.failures.out_of_memory import post_mortem
 
     try:
         return post_mortem(run)

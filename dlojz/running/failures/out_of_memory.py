@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from dlojz.hardware import Device
     from dlojz.planner.levers import Lever
 
-phrase = SentenceFile(Path(__file__).parent / "failures" / "data" / "out_of_memory.toml", visible=visible)
+phrase = SentenceFile(Path(__file__).parent / "data" / "out_of_memory.toml", visible=visible)
 
 
 _LEVERS: Final[dict[str, dict[str, Any]]] = tomllib.loads(
-    (Path(__file__).parent / "failures" / "data" / "levers.toml").read_text(encoding="utf-8")
+    (Path(__file__).parent / "data" / "levers.toml").read_text(encoding="utf-8")
 )
 """Of each lever its price, the cheapest first; of one that a script has also the change, and the line that makes it."""
 CHEAPEST_FIRST = tuple(_LEVERS)
