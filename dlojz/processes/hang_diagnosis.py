@@ -153,7 +153,7 @@ def _waits(states: Sequence[State], rank: int) -> str:
     call = states[rank]["waiting"]
     if _is_message(call):
         key = "waits to receive" if call["op"] == "recv" else "waits to be received"
-        return phrase(key, rank=rank, peer=call["peer"])
+        return phrase(key, rank=rank, peer=call.get("peer"))
     awaited_ranks, words = awaited(states, rank), call_words(call)
     if not awaited_ranks:
         return phrase("waits", rank=rank, words=words)

@@ -240,7 +240,7 @@ class CellOutput:
     """
 
     def __init__(self, answers: Iterable[CellAnswer], *, merged: bool = True) -> None:
-        groups = [answers] if merged else [[answer] for answer in answers]
+        groups: list[Iterable[CellAnswer]] = [answers] if merged else [[answer] for answer in answers]
         self._columns = [column for group in groups for column in _merged(group)]
 
     def __bool__(self) -> bool:
