@@ -14,7 +14,7 @@ from dlojz.display.tables import status_label
 from dlojz.pipeline.block_weights import MEASURES
 from dlojz.pipeline.partition import PEERS
 from dlojz.results.footprint import CATEGORIES, NO_GRAD
-from dlojz.results.rank_profile import KINDS
+from dlojz.results.rank_profile import KINDS, OTHER_KIND
 from dlojz.results.record import STATUSES
 
 NAMES = {
@@ -22,7 +22,7 @@ NAMES = {
     "phase": {*PHASE_STYLES, NO_GRAD},
     "action": {*SCHEDULE_STYLES},
     "status": {*STATUSES, "running", "queued"},
-    "kernel": {*KINDS, "computing", "exposed", "hidden", "idle"},
+    "kernel": {*KINDS, OTHER_KIND, "computing", "exposed", "hidden", "idle"},
     "choice": {*BLOCK_CHOICES},
     "axis": {*GRID_AXES, "twins", "tied", "control"},
     "chunk": {*STYLES},
