@@ -137,12 +137,15 @@ def of_the_package() -> Iterator[tuple[str, str, str]]:
 
 
 def of_sentence_files() -> Iterator[tuple[str, str, str]]:
-    """The same for the sentences of modules that keep them in a TOML file of their name."""
-    for path in sorted((ROOT / "dlojz").rglob("data/*.toml")):
-        modules = [folder / f"{path.stem}.py" for folder in path.parents[1:3]]
-        if any(module.exists() and "phrase = SentenceFile(" in module.read_text("utf-8") for module in modules):
-            for key, pair in read_pairs(path).items():
-                yield from ((f"{path.name}, {key}", language, getattr(pair, language)) for language in LANGUAGES)
+    """The same for the sentences of modules that keep them in a TOML file."""
+    read = re.compile(r'SentenceFile\(Path\(__file__\)\.parent((?: / "[\w.]+")+)')
+    texts = ((path, path.read_text(encoding="utf-8")) for path in sorted((ROOT / "dlojz").rglob("*.py")))
+    files = {
+        path.parent.joinpath(*re.findall(r'"(.*?)"', made[1])) for path, text in texts for made in read.finditer(text)
+    }
+    for file in sorted(files):
+        for key, pair in read_pairs(file).items():
+            yield from ((f"{file.name}, {key}", language, getattr(pair, language)) for language in LANGUAGES)
 
 
 def of_documents() -> Iterator[tuple[str, str, str]]:
