@@ -408,7 +408,7 @@ def _span(node: ast.stmt | ast.expr) -> set[int]:
 def _is_sentence(call: ast.Call) -> bool:
     """Whether a call carries a text in both languages."""
     return {"en", "fr"} <= {keyword.arg for keyword in call.keywords} or (
-        isinstance(call.func, ast.Name) and call.func.id in ("Said", "Mistake", "Wrong")
+        isinstance(call.func, ast.Name) and call.func.id in ("Said", "Mistake", "Wrong", "phrase")
     )
 
 

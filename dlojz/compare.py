@@ -22,7 +22,16 @@ from pydantic import Field, InstanceOf
 from dlojz.base.contract import Contract
 from dlojz.base.display_hook import figure_of, html_of, markdown_of, table_of
 from dlojz.base.errors import LabError
-from dlojz.base.language import decimal, format_bytes, format_count, gap_text, minus, refusal, say, significant
+from dlojz.base.language import (
+    SentenceFile,
+    format_bytes,
+    format_count,
+    gap_text,
+    minus,
+    refusal,
+    say,
+    significant,
+)
 from dlojz.base.machine import rank_limit, share_words
 from dlojz.config.optimizers import COMPRESSED
 from dlojz.config.run_config import RunConfig, fallback_note
@@ -44,6 +53,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from dlojz.cost_model.measured_machine import Measured
+
+phrase = SentenceFile(Path(__file__).parent / "results" / "data" / "compare.toml")
 
 
 class PredictedMeasured(Contract):
@@ -220,14 +231,7 @@ class Comparison(Contract):
         row = max(limited_rows, key=lambda row: (row.max_peak_bytes or 0) / (row.limit_bytes or 1))
         share = significant(100 * (row.max_peak_bytes or 0) / (row.limit_bytes or 1), 2)
         limit, peak = format_bytes(row.limit_bytes), format_bytes(row.max_peak_bytes)
-        return [
-            say(
-                en=f"Limit: {row.title} came nearest to it, with a peak of {peak}, {share} % of {limit} "
-                f"({row.limit_of}).",
-                fr=f"Limite de mémoire : {row.title} en est le plus proche, avec un pic de {peak}, soit {share} % de "
-                f"{limit} ({row.limit_of}).",
-            )
-        ]
+        return [phrase("nearest to its limit", row=row, peak=peak, share=share, limit=limit)]
 
     def __repr__(self) -> str:
         return self.markdown()
@@ -531,31 +535,17 @@ def _script_notes(record: RunRecord) -> Iterator[str]:
     """Say of a script's run what its figures do not show."""
     yield from record.notes
     if 0 < len(record.step_s) <= FEW_STEPS:
-        yield say(
-            en=f"steps made: {len(record.step_s)}; the first {FEW_STEPS} are traced, which takes time, so that no "
-            "speed is given. Before the third one the optimizer’s states and the buckets may not be there yet.",
-            fr=f"pas faits : {len(record.step_s)} ; les {FEW_STEPS} premiers sont tracés, ce qui prend du temps, si "
-            "bien qu’aucune vitesse n’est donnée. Avant le troisième, les états de l’optimiseur et les buckets ne sont "
-            "peut-être pas encore là.",
-        )
+        yield phrase("first steps are traced", steps=len(record.step_s), traced=FEW_STEPS)
     if growth := memory_growth(record.held_bytes):
         yield growth.text()
     footprint = record.footprint()
     if footprint and footprint.memory.peak_moment == NO_GRAD:
-        yield say(
-            en="the peak lies in a forward pass without gradients (an evaluation, for example), which is measured with "
-            "the step in which it falls; a training step alone is predicted.",
-            fr="le pic se situe dans une passe avant sans gradients (une évaluation, par exemple), mesurée avec le pas "
-            "où elle tombe ; seul un pas d’entraînement est prédit.",
-        )
+        yield phrase("peak without gradients")
     least_bytes = (footprint.memory.peak_bytes or 0) / 50 if footprint else 0  # 2 % of the peak
     largest = [pair for pair in record.variables.items() if pair[1] > least_bytes][:_VARIABLES_NAMED]
     if largest:
         names = ", ".join(f"{name} {format_bytes(num_bytes)}" for name, num_bytes in largest)
-        yield say(
-            en=f"its variables hold besides (measured, not predicted): {names}.",
-            fr=f"ses variables gardent en outre (mesuré, non prédit) : {names}.",
-        )
+        yield phrase("variables of the script", names=names)
 
 
 def _pipeline(record: RunRecord) -> MeasuredOverlay | None:
@@ -590,15 +580,9 @@ def _of_script(record: RunRecord | None) -> tuple[Footprint | None, str]:
     """The prediction that a script's first step has led to, and what is not in it."""
     prediction = record.script_prediction if record else None
     if prediction is None and record is not None and record.step_s:
-        return None, say(
-            en="its first step was not recorded: no call of a model was seen in it.",
-            fr="son premier pas n’a pas été enregistré : aucun appel d’un modèle n’y a été vu.",
-        )
+        return None, phrase("first step not recorded")
     if prediction is None:
-        return None, say(
-            en="a script is predicted from its first step, and this one has made none.",
-            fr="un script est prédit à partir de son premier pas, et celui-ci n’en a fait aucun.",
-        )
+        return None, phrase("no step made")
     return prediction.footprint, prediction.note
 
 
@@ -735,37 +719,22 @@ def _parity(rows: tuple[RunRow, ...]) -> str | None:
         return None
     gap, worst = max(judged, key=lambda pair: pair[0])
     if gap == 0:
-        return say(
-            en=f"Parallel = serial: over {len(judged)} parallel runs, the losses are exactly those of one process.",
-            fr=f"Parallèle = séquentiel : sur {len(judged)} exécutions parallèles, les pertes sont exactement celles "
-            "d’un seul processus.",
-        )
-    return say(
-        en=f"Parallel = serial: over {len(judged)} parallel runs, the losses differ from those of one process by at "
-        f"most {gap_text(gap)} (relative; {worst.title}).",
-        fr=f"Parallèle = séquentiel : sur {len(judged)} exécutions parallèles, les pertes diffèrent de celles d'un "
-        f"seul processus d'au plus {gap_text(gap)} (en relatif ; {worst.title}).",
-    )
+        return phrase("losses equal", runs=len(judged))
+    return phrase("losses differ", runs=len(judged), gap=gap_text(gap), worst=worst)
 
 
 def _communication(comparison: Comparison) -> str | None:
     if comparison.exact is None:
         return None
     if comparison.exact:
-        return say(
-            en="Communication predicted = counted, byte for byte: yes.",
-            fr="Communication prédite = comptée, à l'octet près : oui.",
-        )
+        return phrase("bytes equal")
     wrong = "; ".join(
         f"{row.title} {traffic.collective}: {traffic.message_bytes.predicted} ≠ {traffic.message_bytes.measured}"
         for row in comparison.rows
         for traffic in row.communication
         if traffic.message_bytes.equal is False
     )
-    return say(
-        en=f"Communication predicted = counted, byte for byte: NO ({wrong}).",
-        fr=f"Communication prédite = comptée, à l'octet près : NON ({wrong}).",
-    )
+    return phrase("bytes differ", wrong=wrong)
 
 
 def _memory(rows: tuple[RunRow, ...]) -> list[str]:
@@ -780,11 +749,13 @@ def _memory(rows: tuple[RunRow, ...]) -> list[str]:
     sentences = []
     if high[0] > low[0]:  # equal states need no sentence
         sentences.append(
-            say(
-                en=f"Memory: the model states of one rank take {format_bytes(high[0])} with {high[1].title} and "
-                f"{format_bytes(low[0])} with {low[1].title}, {decimal(high[0] / low[0])} times less.",
-                fr=f"Mémoire : les états du modèle d'un rang occupent {format_bytes(high[0])} avec {high[1].title} et "
-                f"{format_bytes(low[0])} avec {low[1].title}, soit {decimal(high[0] / low[0])} fois moins.",
+            phrase(
+                "states of two runs",
+                high_bytes=high[0],
+                high_title=high[1].title,
+                low_bytes=low[0],
+                low_title=low[1].title,
+                times=high[0] / low[0],
             )
         )
         if price := _price(high[1], low[1]):
@@ -796,12 +767,7 @@ def _price(largest: RunRow, smallest: RunRow) -> str | None:
     before, after = largest.sent_bytes, smallest.sent_bytes  # bytes per step, as rings send them
     if not before or not after:
         return None
-    return say(
-        en=f"Its price: a rank sends {format_bytes(after)} per step instead of {format_bytes(before)} in a ring "
-        f"(×{decimal(after / before, 2)}).",
-        fr=f"Son prix : en anneau, un rang envoie {format_bytes(after)} par pas au lieu de {format_bytes(before)} "
-        f"(×{decimal(after / before, 2)}).",
-    )
+    return phrase("price of sharding", after=after, before=before, times=after / before)
 
 
 def _speed(rows: tuple[RunRow, ...]) -> str | None:
@@ -812,25 +778,12 @@ def _speed(rows: tuple[RunRow, ...]) -> str | None:
     ideal = fastest.samples_per_s.predicted
     of_ideal = ""
     if ideal and fastest.calibration:
-        of_ideal = say(
-            en=f", {format_count(ideal)} predicted by this machine, {fastest.calibration}",
-            fr=f", {format_count(ideal)} prédits par cette machine, {fastest.calibration}",
-        )
+        of_ideal = phrase("speed predicted by a calibration", ideal=format_count(ideal), fastest=fastest)
     elif ideal and rate > ideal:
-        of_ideal = say(
-            en=f", more than the {format_count(ideal)} predicted from one process: something else slowed that one down",
-            fr=f", plus que les {format_count(ideal)} prédits à partir d’un processus : autre chose a ralenti celui-ci",
-        )
+        of_ideal = phrase("faster than predicted", ideal=format_count(ideal))
     elif ideal:
-        of_ideal = say(
-            en=f", {100 * rate / ideal:.0f} % of the ideal (predicted from one process)",
-            fr=f", {100 * rate / ideal:.0f} % de l’idéal (prédit à partir d’un processus)",
-        )
-    return say(
-        en=f"Speed: the fastest parallel run is {fastest.title} with {format_count(rate)} samples/s{of_ideal}.",
-        fr=f"Vitesse : l'exécution parallèle la plus rapide est {fastest.title} avec {format_count(rate)} "
-        f"échantillons/s{of_ideal}.",
-    )
+        of_ideal = phrase("share of the ideal", share=100 * rate / ideal)
+    return phrase("fastest run", fastest=fastest, rate=format_count(rate), of_ideal=of_ideal)
 
 
 def _bubble(row: RunRow) -> str | None:
@@ -840,9 +793,4 @@ def _bubble(row: RunRow) -> str | None:
         return None
     off = minus(f"{100 * (step_s.measured / step_s.predicted - 1):+.0f}")  # percent, with its sign
     shares = [f"{100 * share:.0f}" for share in (bubble.measured, bubble.predicted)]
-    return say(
-        en=f"Pipeline: with the measured times of its actions, {row.title} is simulated to within {off} % of its "
-        f"measured step; its bubble is {shares[0]} % of the ranks' time, {shares[1]} % simulated.",
-        fr=f"Pipeline : avec les durées mesurées de ses actions, la simulation de {row.title} est à {off} % du pas "
-        f"mesuré ; sa bulle occupe {shares[0]} % du temps des rangs, {shares[1]} % en simulation.",
-    )
+    return phrase("bubble of a pipeline", row=row, off=off, measured=shares[0], simulated=shares[1])

@@ -9,11 +9,12 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, get_args
+from string import Formatter
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 from dlojz.base.errors import LabError
 
@@ -62,17 +63,21 @@ class Said(NamedTuple):
         return Said(*(text[:1].upper() + text[1:] for text in self))
 
 
-_SENTENCE = re.compile(r"^## (.+)\n\n- (.+)\n- (.+)$", re.MULTILINE)
+_SENTENCE: Final = re.compile(r"^## (.+)\n\n- (.+)\n- (.+)$", re.MULTILINE)
 
 
 @cache
 def sentences(path: Path) -> dict[str, Said]:
-    """Read a Markdown file of sentences: under each key, `## KEY`, two points, the English one before the French one.
+    """Read a file of sentences: Markdown, under each key, `## KEY`, two points, English before French; or TOML, `en`, `fr`.
 
     Raises:
         ValueError: if a key has not one sentence in each language, or stands twice.
     """
     text = path.read_text(encoding="utf-8")
+    if path.suffix == ".toml":
+        import tomllib  # a process that refuses nothing goes without it
+
+        return {key: Said(**pair) for key, pair in tomllib.loads(text).items()}
     pairs = {key: Said(en, fr) for key, en, fr in _SENTENCE.findall(text)}
     if 3 * len(pairs) != len(re.findall("^(?:##|-) ", text, re.MULTILINE)):
         raise ValueError(f"{path}: a key has not one sentence in each language, or stands twice")
@@ -81,7 +86,7 @@ def sentences(path: Path) -> dict[str, Said]:
 
 def sentence(path: Path, key: str, /, **facts: object) -> str:
     """Write a sentence of a file (`sentences`) in the reader's language, with facts in its places."""
-    return str(sentences(path)[key]).format(**facts)
+    return SentenceFile(path)(key, **facts)
 
 
 def refused(path: Path, key: str, /, **facts: object) -> LabError:
@@ -353,3 +358,42 @@ def format_seconds(duration_s: float | None) -> str:
 def gap_text(gap: float | None) -> str:
     """Format a relative difference to its order of magnitude."""
     return "—" if gap is None else "0" if gap == 0 else f"{gap:.0e}"
+
+
+_WRITERS: Final[dict[str, Callable[..., str]]] = {
+    "bytes": format_bytes,
+    "seconds": format_seconds,
+    "integer": integer,
+    "decimal": decimal,
+    "percent": percent,
+    "spaced": spaced_percent,
+    "brief": brief_percent,
+}
+
+
+class SentenceFile(Formatter):
+    """Writes the sentences of a TOML file (`sentences`), each of whose places says how its value is written.
+
+    `{peak:bytes}` is written by `format_bytes`, `{share:percent 0}` by `percent` with no digits.
+
+    Args:
+        path: the file.
+        writers: further ways to write a value, by the name that a place has.
+    """
+
+    def __init__(self, path: Path, **writers: Callable[..., str]) -> None:
+        self.path, self.writers = path, _WRITERS | writers
+
+    def __call__(self, key: str, /, **values: object) -> str:
+        """Write a sentence in the reader's language."""
+        return self.vformat(str(sentences(self.path)[key]), (), values)
+
+    def titles(self, key: str, /, **values: object) -> tuple[str, ...]:
+        """Write the titles of columns, which have `;` between them."""
+        return tuple(title.strip() for title in self(key, **values).split(";"))
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        """Write a value as its place says."""
+        name, *digits = format_spec.split()[:2] or [""]
+        write = self.writers.get(name)
+        return write(value, *map(int, digits)) if write else str(super().format_field(value, format_spec))

@@ -19,7 +19,7 @@ from dlojz.by_hand import collectives
 from dlojz.by_hand.collectives import AlphaBetaFit, fit, simulate
 from dlojz.by_hand.collectives.algorithm_catalogue import algorithm, check_size, node_size
 from dlojz.by_hand.collectives.running import LIBRARY, SIZES_BYTES, algorithm_of, measure
-from dlojz.cli.options import FIGURE, JSON, Answer, Given, check_needs, console, progress_bar, tell, tell_written, verb
+from dlojz.cli.options import Answer, Given, check_needs, console, phrase, progress_bar, tell, tell_written, verb
 from dlojz.display.collective_text import format_latency, step_words
 
 if TYPE_CHECKING:
@@ -117,20 +117,7 @@ def _keep(calibration: AlphaBetaFit, path: Path) -> None:
         ) from None
 
 
-@verb(
-    "collectives",
-    f"""
-    --name NAME  algorithm: {", ".join(collectives.names())}; with --calibrate also {", ".join(LIBRARY)}
-        // algorithme : {", ".join(collectives.names())} ; avec --calibrate aussi {", ".join(LIBRARY)}
-    --ranks INT = 4  number of ranks // nombre de rangs
-    --per-node INT  ranks of one node, for hierarchical_all_reduce (default: at most 4)
-        // rangs d’un nœud, pour hierarchical_all_reduce (par défaut : 4 au plus)
-    --calibrate  time it on real processes and fit α and β // chronométrer sur de vrais processus, ajuster α et β
-    """,
-    FIGURE,
-    "--output FILE  file that keeps the calibration as JSON // fichier qui garde la calibration en JSON",
-    JSON,
-)
+@verb("collectives", collectives=", ".join(collectives.names()), library=", ".join(LIBRARY))
 def collectives_command(args: Given, answer: Answer) -> None:
     """List, show or time the algorithms."""
     _check(args)
@@ -176,10 +163,7 @@ def _list(args: Given, size: int, answer: Answer) -> None:
     head = titles(en="name; ; rounds; moved; added", fr="nom; ; étapes; déplacé; additionné")
     answer(Table(head, rows, align="llr", whole=1))
     nodes = node_size(size, per_node)
-    answer(
-        en=f"for {size} ranks (nodes of {nodes}); moved and added: by the busiest rank, in messages",
-        fr=f"pour {size} rangs (nœuds de {nodes}) ; déplacé, additionné : par le rang le plus chargé, en messages",
-    )
+    answer(phrase("ranks and nodes of a list", size=size, nodes=nodes))
 
 
 def _data(name: str, size: int, per_node: int | None) -> dict[str, Any]:
@@ -226,27 +210,7 @@ DEVICES = ("auto", "cpu", "cuda")
 MOST_RANKS = 16
 
 
-@verb(
-    "calibrate",
-    f"""
-    --ranks INT,INT = 1,2,4  numbers of processes to measure, from 1 on // nombres de processus à mesurer, à partir de 1
-    --quick  in two thirds of the time: messages and engines less exactly
-        // en deux tiers du temps : messages et moteurs moins précisément
-    --show  show the file; measure nothing // montrer le fichier, sans mesurer
-    --device {"|".join(DEVICES)} = auto  where: auto takes the GPUs if there are any
-        // où : auto prend les GPU s’il y en a
-    """,
-    FIGURE,
-    """
-    --output FILE  file of the measurements (default: ~/.config/dlojz/calibration.json)
-        // fichier des mesures (par défaut : ~/.config/dlojz/calibration.json)
-    --gpu-file FILE  on a GPU: the file that describes it (default: ~/.config/dlojz/gpus/NAME.toml), which --device of
-        memory, predict, plan and validate takes by NAME; with several GPUs their link beside it, for a cluster's file
-        // sur un GPU : le fichier qui le décrit (par défaut : ~/.config/dlojz/gpus/NOM.toml), que --device de memory,
-        predict, plan et validate prend par NOM ; avec plusieurs GPU, leur lien, pour le fichier d’un calculateur
-    """,
-    JSON,
-)
+@verb("calibrate", devices="|".join(DEVICES))
 def calibrate_command(args: Given, answer: Answer) -> None:
     """Measure this machine, keep the measurements, and show the fitted parameters."""
     ranks, device = _ranks(args["ranks"]), args["device"]
@@ -348,9 +312,7 @@ def _table(sites: list[MeasuredSite]) -> Table:
         (str(ranks), kind_title(kind), str(number), percent(median, 0), percent(largest, 0))
         for ranks, kind, number, median, largest in residual_rows(sites)
     )
-    head = titles(
-        en="ranks; measured; points; median residual; largest", fr="rangs; mesuré; points; résidu médian; le plus grand"
-    )
+    head = phrase.titles("columns of measured sites")
     return Table(head, rows, align="rlr", whole=2)
 
 
@@ -362,20 +324,10 @@ def _summary(measured: Measured, sites: list[MeasuredSite]) -> Iterator[str]:
         peak = max(chip.peak_flops.values()) * calibration.product_efficiency / 1e9
         memory = chip.memory_bytes_per_s * calibration.memory_efficiency / 1e9
         launch, tensor = format_latency(calibration.serial_s), format_latency(site.update.start)
-        yield say(
-            en=f"{site.ranks} rank(s): large product {peak:.0f} GFLOP/s, pass {decimal(memory)} GB/s, launch "
-            f"{launch}, AdamW {tensor} per tensor",
-            fr=f"{site.ranks} rang(s) : grand produit {peak:.0f} GFLOP/s, passage {decimal(memory)} Go/s, lancement "
-            f"{launch}, AdamW {tensor} par tenseur",
-        )
+        yield phrase("measured site", ranks=site.ranks, peak=peak, memory=memory, launch=launch, tensor=tensor)
 
 
 def _warn(measured: Measured) -> None:
     """Say that something else was computing here."""
     if measured.load > 0.5 * cores_available():
-        tell(
-            en=f"the load was {decimal(measured.load)} on {measured.cores} core(s) before the measurement: what else "
-            "computed here made it slower.",
-            fr=f"la charge était de {decimal(measured.load)} sur {measured.cores} cœur(s) avant la mesure : ce qui "
-            "calculait ici par ailleurs l’a ralentie.",
-        )
+        tell(phrase("load before the measurement", measured=measured))

@@ -22,7 +22,19 @@ from typing import Any, NamedTuple
 from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, format_bytes, refusal, say
 from dlojz.cli.main import DONE, FAILED, REFUSED
-from dlojz.cli.options import HELP_WORDS, ROOT, Flag, Given, config_flags, flags, help_texts, parse, show_help, tell
+from dlojz.cli.options import (
+    HELP_WORDS,
+    Flag,
+    Given,
+    config_flags,
+    flags,
+    help_texts,
+    parse,
+    phrase,
+    shared_flags,
+    show_help,
+    tell,
+)
 from dlojz.config.deepspeed_json import json_left_to_the_lab, read_deepspeed_json
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig
@@ -47,14 +59,8 @@ _FIELDS = (
 )
 OPTIONS: tuple[Flag, ...] = (
     *(replace(flag, spellings=_SPELLINGS.get(flag.name, flag.spellings)) for flag in config_flags(*_FIELDS)),
-    *flags("""
-    --deepspeed  train with DeepSpeed // entraîner avec DeepSpeed
-    --deepspeed-config FILE  DeepSpeed's JSON file: stage, offloading, … // le JSON de DeepSpeed : stage, offload…
-    -p --pipeline-parallel-size INT>=1 = 1  pipeline stages; the other ranks are replicas of them
-        // étages de pipeline ; les autres rangs en sont des répliques
-    --local-rank INT  what DeepSpeed's launcher adds; ignored // ce qu’ajoute le lanceur de DeepSpeed ; ignoré
-    """),
-    *ROOT,
+    *flags(help_texts("course")[PROGRAM].options),
+    *shared_flags()["root"],
 )
 _DEEPSPEEDS_OWN = ("zero", "engine", "offload")
 
@@ -236,17 +242,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _announce(config: RunConfig, notes: Sequence[str]) -> None:
     layout = config.layout
-    tell(
-        en=f"{config.title}: {config.steps} steps of {layout.global_batch} samples ({layout.micro_batch} × "
-        f"{layout.micro_batches} × {layout.dp} ranks).",
-        fr=f"{config.title} : {config.steps} pas de {layout.global_batch} échantillons ({layout.micro_batch} × "
-        f"{layout.micro_batches} × {layout.dp} rangs).",
-    )
+    tell(phrase("training announced", config=config, layout=layout))
     if notes:
-        tell(
-            en=f"Read, and set by the lab itself, as they change no result: {', '.join(notes)}.",
-            fr=f"Lus, mais réglés par le TP lui-même, car ils ne changent aucun résultat : {', '.join(notes)}.",
-        )
+        tell(phrase("set by the lab itself", notes=", ".join(notes)))
 
 
 def _report(folder: Path, process: LaunchedRank) -> int:
@@ -280,15 +278,9 @@ def _lines(record: RunRecord) -> Iterator[str]:
     footprint = record.footprints[0] if record.footprints else None
     if footprint is not None and footprint.samples_per_s:
         step_s = footprint.phases.step_s or 0.0
-        yield say(
-            en=f"throughput: {decimal(footprint.samples_per_s)} samples/s ({decimal(step_s, 3)} s per step)",
-            fr=f"débit : {decimal(footprint.samples_per_s)} échantillons/s ({decimal(step_s, 3)} s par pas)",
-        )
+        yield phrase("throughput", footprint=footprint, step_s=step_s)
     else:
-        yield say(
-            en="throughput: not measured, as the first 3 steps are traced for memory (take -s 5 or more)",
-            fr="débit : non mesuré, car les 3 premiers pas servent à suivre la mémoire (prenez -s 5 ou plus)",
-        )
+        yield phrase("throughput not measured")
     if footprint is not None and footprint.memory.peak_bytes:
         peak = format_bytes(footprint.memory.peak_bytes)
         yield say(en=f"peak memory of rank 0: {peak}", fr=f"pic mémoire du rang 0 : {peak}")

@@ -8,8 +8,6 @@ A picture is written before anything is printed.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
 import os
 import platform
@@ -24,8 +22,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from rich.text import Text
 
@@ -35,19 +34,7 @@ from dlojz.base.machine import cores_available, machine_limit, meet_on_loopback,
 from dlojz.base.requirements import requirements_of
 from dlojz.base.table import Lines, Table, titles, visible
 from dlojz.cli import main
-from dlojz.cli.options import (
-    JSON,
-    PNG,
-    ROOT,
-    WORDS,
-    Answer,
-    Given,
-    check_writable,
-    fields_of,
-    progress_bar,
-    tell_written,
-    verb,
-)
+from dlojz.cli.options import WORDS, Answer, Given, check_writable, fields_of, phrase, progress_bar, tell_written, verb
 from dlojz.display.style import GREEN, ORANGE, VERMILION
 
 if TYPE_CHECKING:
@@ -56,9 +43,11 @@ if TYPE_CHECKING:
     from dlojz.results.profiler_trace import TraceFile
     from dlojz.results.rank_activities import AlignedRanks, RankShares, Straggler
     from dlojz.results.rank_profile import Change, RankProfile
-    from dlojz.running.out_of_memory import PostMortem
+    from dlojz.running.failures.out_of_memory import PostMortem
 
 State = Literal["ok", "warning", "problem"]
+File = TypeVar("File")
+Content = TypeVar("Content")
 FREE_BYTES_WANTED, MEMORY_BYTES_WANTED, GLOO_LIMIT_S = 2**30, 3 * 2**30, 120
 
 GLOO_RANK = """
@@ -100,7 +89,7 @@ def examine(root: Path) -> list[Check]:
         "python": lambda: _warned("python", f"{platform.python_version()}, {sys.executable}"),
         "torch": lambda: _torch(device),
         **{f"[{group}]" if group else "core": partial(_libraries, group) for group in uses_of_groups()},
-        **{name: partial(_imported, name) for name in ("torchvision", "deepspeed") if _installed(name)},
+        **{name: partial(_imported, name) for name in ("torchvision", "deepspeed") if find_spec(name)},
         "cores": _cores,
         "memory": _memory,
         "disk": partial(check_disk, root),
@@ -131,21 +120,12 @@ def _torch(without_gpu: str) -> Check:
         capability = torch.cuda.get_device_capability(index)
         if not has_kernels(built, capability):
             sm = "sm_{}{}".format(*capability)
-            advice = say(
-                en=f"this torch (CUDA {torch.version.cuda}) has kernels for {', '.join(built)}, not for {sm}: every "
-                f"operation on {names[index]} fails. Install a torch built for an older CUDA (V100: CUDA 12.6).",
-                fr=f"ce torch (CUDA {torch.version.cuda}) a des noyaux pour {', '.join(built)}, pas pour {sm} : toute "
-                f"opération sur {names[index]} échoue. Installez un torch construit pour un CUDA plus ancien (V100 : "
-                "CUDA 12.6).",
+            advice = phrase(
+                "no kernels for a GPU", cuda=torch.version.cuda, architectures=", ".join(built), sm=sm, gpu=names[index]
             )
             return Check("torch", "problem", finding, advice)
     if not names and shutil.which("nvidia-smi"):
-        advice = say(
-            en="nvidia-smi is here, but this torch sees no GPU: it is built for CPUs, or its CUDA is newer than the "
-            "driver.",
-            fr="nvidia-smi est là, mais ce torch ne voit pas de GPU : il est construit pour le CPU, ou son CUDA est "
-            "plus récent que le pilote.",
-        )
+        advice = phrase("torch sees no GPU")
         return _warned("torch", finding, advice)
     return _warned("torch", finding)
 
@@ -175,9 +155,7 @@ def uses_of_groups() -> dict[str, str]:
     return {
         "": say(en="every command", fr="toutes les commandes"),
         "labs": say(en="the notebooks", fr="les notebooks"),
-        "deepspeed": say(
-            en="engine=deepspeed, labs 00, 04, 05, 10, 12, 13", fr="engine=deepspeed, TP 00, 04, 05, 10, 12, 13"
-        ),
+        "deepspeed": phrase("use of DeepSpeed"),
         "compress": say(en="models of timm and torchvision", fr="les modèles de timm et torchvision"),
         "transformers": say(en="models hf:FOLDER", fr="les modèles hf:DOSSIER"),
         "libraries": say(en="two libraries of lab 12", fr="deux bibliothèques du TP 12"),
@@ -207,9 +185,7 @@ def _libraries(group: str) -> Check:
     install = f"pip install {' '.join(shlex.quote(distribution + bounds) for distribution, bounds in missing)}"
     use = uses_of_groups()[group]
     if group in OPTIONAL:
-        finding = say(
-            en=f"optional, for {use}: {finding}; {install}", fr=f"facultatif, pour {use} : {finding} ; {install}"
-        )
+        finding = phrase("optional libraries", use=use, finding=finding, install=install)
         return Check(name, "ok", finding)
     advice = say(en=f"needed for {use}: {install}", fr=f"nécessaire pour {use} : {install}")
     return Check(name, state, finding, advice)
@@ -237,10 +213,6 @@ def _numbers(text: str) -> list[int]:
     while numbers and not numbers[-1]:
         numbers.pop()
     return numbers
-
-
-def _installed(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None
 
 
 IMPORT_LIMIT_S = 120
@@ -272,35 +244,22 @@ def _imported(name: str) -> Check:
     (numbers, _, build), own_numbers = version("torch").partition("+"), version(name).partition("+")[0]
     index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
     pair = f"pip install --no-deps --force-reinstall torch=={numbers} torchvision=={own_numbers}{index}"
-    advice = say(
-        en="it was built for another torch. The labs and `dlojz` do without its operators; a script of your own that "
-        f"imports it stops. Both from one place go together: {pair}",
-        fr="il a été construit pour un autre torch. Les TP et `dlojz` se passent de ses opérateurs ; un script à vous "
-        f"qui l’importe s’arrête. Venus du même endroit, les deux vont ensemble : {pair}",
-    )
+    advice = phrase("torchvision of another torch", pair=pair)
     return _warned(name, finding, advice)
 
 
 def _cores() -> Check:
     cores = cores_available()
-    slow = say(
-        en="2 processes will share one core: expect them slow", fr="2 processus partageront un cœur : ce sera lent"
-    )
+    slow = phrase("one core")
     return _warned("cores", str(cores), slow if cores < 2 else "")
 
 
 def _memory() -> Check:
     free, limit = memory_free_bytes(), machine_limit()
     free_text, needed_text = format_bytes(free), format_bytes(MEMORY_BYTES_WANTED)
-    limit_text = say(
-        en=f"of {format_bytes(limit.num_bytes)}, the limit of {words_of_limit(limit.code)}",
-        fr=f"sur {format_bytes(limit.num_bytes)}, la limite : {words_of_limit(limit.code)}",
-    )
+    limit_text = phrase("limit of memory", limit=limit, limit_words=words_of_limit(limit.code))
     if free < MEMORY_BYTES_WANTED:
-        advice = say(
-            en=f"2 processes with DeepSpeed need about {needed_text}: close other programs",
-            fr=f"DeepSpeed ×2 demande {needed_text} : fermez d’autres programmes",
-        )
+        advice = phrase("little memory", needed_text=needed_text)
         return _warned("memory", f"{free_text} {limit_text}", advice)
     return _warned("memory", say(en=f"{free_text} free {limit_text}", fr=f"{free_text} libres {limit_text}"))
 
@@ -309,17 +268,12 @@ def check_disk(root: Path) -> Check:
     """Check that the folder of the runs can be written and has space."""
     nearest_folder = next(folder for folder in (root, *root.parents) if folder.exists())
     if reason := _not_writable(root):
-        advice = say(
-            en="choose a folder you may write to: export DLOJZ_RUNS=FOLDER",
-            fr="choisissez un dossier où vous pouvez écrire : export DLOJZ_RUNS=DOSSIER",
-        )
+        advice = phrase("folder cannot be written")
         return Check("disk", "problem", f"{root}: {reason}", advice)
     free_bytes = shutil.disk_usage(nearest_folder).free
     free = format_bytes(free_bytes)
     finding = say(en=f"{root}: writable, {free} free", fr=f"{root} : inscriptible, {free} libres")
-    full = say(
-        en="less than 1 GiB is free: remove old runs", fr="moins de 1 Gio libre : supprimez d’anciennes exécutions"
-    )
+    full = phrase("disk nearly full")
     return _warned("disk", finding, full if free_bytes < FREE_BYTES_WANTED else "")
 
 
@@ -330,10 +284,7 @@ def _extensions() -> Check:
         return Check("extensions", "problem", ", ".join(map(str, locks)), extension_locks.told(locks))
     folder = extension_locks.folder()
     if reason := _not_writable(folder):
-        advice = say(
-            en="DeepSpeed cannot keep there what it compiles: export TORCH_EXTENSIONS_DIR=FOLDER",
-            fr="DeepSpeed ne peut pas y garder ce qu’il compile : export TORCH_EXTENSIONS_DIR=DOSSIER",
-        )
+        advice = phrase("extensions cannot be kept")
         return _warned("extensions", f"{folder}: {reason}", advice)
     return _warned("extensions", say(en="no stale lock", fr="pas de verrou abandonné"))
 
@@ -378,36 +329,18 @@ def _gloo() -> Check:
     if codes in ({0}, {ADDED}):
         took = format_seconds(time.monotonic() - started_s)
         finding = say(en=f"2 processes all-reduced in {took}", fr=f"2 processus ont fait un all-reduce en {took}")
-        sum_advice = say(
-            en="this torch's reduce-scatter adds where FSDP2 asks for a mean: on CPUs, a script of your own gets "
-            "gradients as many times too large as it has processes, unless each unit calls "
-            "set_force_sum_reduction_for_comms(True); the lab's engines do. Torch 2.13 is right.",
-            fr="le reduce-scatter de ce torch additionne là où FSDP2 demande une moyenne : sur CPU, les gradients d’un "
-            "script à vous sont trop grands, d’un facteur égal au nombre de processus, sauf si chaque unité appelle "
-            "set_force_sum_reduction_for_comms(True) ; c’est ce que fait le paquet. Torch 2.13 est juste.",
-        )
+        sum_advice = phrase("gloo adds")
         return _warned("gloo", finding, sum_advice if codes == {ADDED} else "")
     # The last line on stderr, which names the error of a traceback.
     last_line = next((lines[-1] for text in complaints if (lines := text.strip().splitlines())), "")
-    advice = say(
-        en="processes of this machine cannot talk to each other: try GLOO_SOCKET_IFNAME=lo",
-        fr="les processus de cette machine ne se parlent pas : essayez GLOO_SOCKET_IFNAME=lo",
-    )
+    advice = phrase("gloo fails")
     return Check("gloo", "problem", last_line[:200], advice)
 
 
 MARKS: dict[State, tuple[str, str]] = {"ok": ("✓", GREEN), "warning": ("!", ORANGE), "problem": ("✗", VERMILION)}
 
 
-@verb(
-    "doctor",
-    """
-    [RUN|LOG]  name of a run (see `dlojz runs`), or any log: a file, a folder, - for standard input
-        // nom d’une exécution (voir `dlojz runs`), ou un journal quelconque : fichier, dossier, - pour l’entrée
-    """,
-    ROOT,
-    JSON,
-)
+@verb("doctor")
 def doctor_command(args: Given, answer: Answer) -> int:
     """Check the machine, explain a run that failed, or read anybody's log."""
     from dlojz.running.store import runs_root
@@ -451,7 +384,7 @@ def _explain(args: Given, answer: Answer) -> None:
     if run.state not in ("completed", "running", "queued", "oom"):
         answer(run.diagnosis().to_dict() if args["json"] else repr(run.diagnosis()))
         return
-    from dlojz.running.out_of_memory import post_mortem
+    from dlojz.running.failures.out_of_memory import post_mortem
 
     diagnosis = post_mortem(run)
     if args["json"]:
@@ -464,10 +397,7 @@ def _explain(args: Given, answer: Answer) -> None:
 def _verdict(checks: list[Check]) -> str:
     problems, warnings = (sum(check.state == state for check in checks) for state in ("problem", "warning"))
     if problems:
-        return say(
-            en=f"{problems} problem(s) to solve before running.",
-            fr=f"{problems} problème(s) à résoudre avant d'exécuter.",
-        )
+        return phrase("problems", problems=problems)
     if warnings:
         return say(en=f"Ready, with {warnings} warning(s).", fr=f"Prêt, avec {warnings} avertissement(s).")
     return say(en="Ready: start with `dlojz demo`.", fr="Prêt : commencez par `dlojz demo`.")
@@ -490,31 +420,19 @@ def _table(checks: list[Check]) -> Table:
 def told(diagnosis: PostMortem) -> list[Any]:
     """Write the diagnosis as texts to print, one after the other."""
     from dlojz.display.tables import status_label
-    from dlojz.running.out_of_memory import in_one_line, memory_lines, module_lines
+    from dlojz.running.failures.out_of_memory import in_one_line, memory_lines, module_lines
 
     record = diagnosis.record
     run, reason = f"{record.run_id} ({visible(record.title)})", visible(record.reason)
     if not diagnosis.out_of_memory:
         ended = status_label(record.status) + (f" ({reason})" if reason else "")
-        otherwise = say(
-            en=f"{run} did not run out of memory: {ended}.", fr=f"{run} n’a pas manqué de mémoire : {ended}."
-        )
+        otherwise = phrase("memory was enough", run=run, ended=ended)
         return [otherwise, in_one_line(diagnosis), *module_lines(diagnosis)]
     headline = say(en=f"{run} ran out of memory: {reason}", fr=f"{run} a épuisé la mémoire : {reason}")
     return [Text(headline, style="bold"), "", *memory_lines(diagnosis)]
 
 
-@verb(
-    "trace",
-    """
-    FILE…  traces of all ranks, or their folder; one trace, or one memory snapshot
-        // traces de tous les rangs, ou leur dossier ; une trace, ou un instantané mémoire
-    --against FILE  a later trace or snapshot of the same program: what got slower, or what grew
-        // une trace ou un instantané plus récent du même programme : ce qui a ralenti, ou grandi
-    """,
-    PNG,
-    JSON,
-)
+@verb("trace")
 def trace_command(args: Given, answer: Answer) -> None:
     """Say who waits for whom in the traces of a training, what one rank does, or what fills its memory."""
     from dlojz.pipeline.traced_pipeline import aligned_pipelines
@@ -531,12 +449,7 @@ def trace_command(args: Given, answer: Answer) -> None:
     if against or len(files) == 1:
         _tell_profiles(files, trace_files(against), args, answer)
         return
-    activities = []
-    with progress_bar(say(en="traces read", fr="traces lues"), total=len(files)) as update:
-        for number, file in enumerate(files):
-            # One file at a time: of each only its activities are kept.
-            activities.append(activities_of(file))
-            update(number + 1)
+    activities = _each(say(en="traces read", fr="traces lues"), activities_of, files)
     check_ranks(activities, [file.name for file in files])
     activities.sort(key=lambda rank: rank.rank)
     together, pipelines = aligned_pipelines(activities)
@@ -550,9 +463,19 @@ def trace_command(args: Given, answer: Answer) -> None:
         _tell_traces(together, shares, stragglers, pipelines, answer)
 
 
+def _each(label: str, read: Callable[[File], Content], files: Sequence[File]) -> list[Content]:
+    """Read files under a progress bar, one at a time: of each only what it says is kept."""
+    contents = []
+    with progress_bar(label, total=len(files)) as update:
+        for file in files:
+            contents.append(read(file))
+            update(len(contents))
+    return contents
+
+
 def _tell_profiles(files: list[TraceFile], later: list[TraceFile], args: Given, answer: Answer) -> None:
     """Say what one rank does, or what got slower from one trace to another."""
-    from dlojz.display import profile_tables as words
+    from dlojz.display import trace_tables as words
     from dlojz.results.rank_profile import compared, profile_of
 
     if later and len(files) + len(later) > 2:
@@ -562,11 +485,7 @@ def _tell_profiles(files: list[TraceFile], later: list[TraceFile], args: Given, 
             fr=f"--against compare une trace à une autre, mais {len(files)} et {len(later)} ont été reçues : donnez le "
             "même rang de chacune.",
         )
-    with progress_bar(say(en="traces read", fr="traces lues"), total=1 + len(later)) as update:
-        profiles = []
-        for file in (*files, *later):
-            profiles.append(profile_of(file))
-            update(len(profiles))
+    profiles = _each(say(en="traces read", fr="traces lues"), profile_of, [*files, *later])
     if not later:
         _tell_profile(profiles[0], args, answer)
         return
@@ -597,7 +516,7 @@ def _change(row: Change) -> dict[str, Any]:
 
 def _tell_profile(profile: RankProfile, args: Given, answer: Answer) -> None:
     """Print, draw or write what one rank does."""
-    from dlojz.display import profile_tables as words
+    from dlojz.display import trace_tables as words
     from dlojz.display.trace_tables import collectives_table
 
     if args["png"]:
@@ -640,7 +559,7 @@ def _profile_document(profile: RankProfile) -> dict[str, Any]:
 
 def _tell_snapshots(paths: list[str], later: list[str], args: Given, answer: Answer) -> None:
     """Say what fills the memory at the peak of a snapshot, or what grew from one to another."""
-    from dlojz.display import profile_tables as words
+    from dlojz.display import trace_tables as words
     from dlojz.results.memory_snapshot import grown, is_snapshot, snapshot_of
 
     if len(paths) > 1 or not all(map(is_snapshot, [*paths, *later])):
@@ -650,11 +569,7 @@ def _tell_snapshots(paths: list[str], later: list[str], args: Given, answer: Ans
             fr="les instantanés mémoire se lisent seuls, ou l’un --against l’autre : ne donnez à côté ni traces ni "
             "autre instantané.",
         )
-    with progress_bar(say(en="snapshots read", fr="instantanés lus"), total=1 + len(later)) as update:
-        snapshots = []
-        for path in (*paths, *later):
-            snapshots.append(snapshot_of(path))
-            update(len(snapshots))
+    snapshots = _each(say(en="snapshots read", fr="instantanés lus"), snapshot_of, [*paths, *later])
     growth = grown(*snapshots) if later else ()
     if args["png"]:
         from dlojz.display.figures.profile_figures import snapshots_figure
@@ -706,10 +621,7 @@ def _draw_traces(together: AlignedRanks, pipelines: tuple[TracedPipeline, ...], 
     from dlojz.results.rank_activities import spans_of
 
     title = say(en="traces of torch.profiler", fr="traces de torch.profiler")
-    alt = say(
-        en=f"Computing and communication of {len(together.ranks)} ranks over time",
-        fr=f"Calcul et communication de {len(together.ranks)} rangs au cours du temps",
-    )
+    alt = phrase("alt of traces", ranks=len(together.ranks))
     spans_figure(spans_of(together), title, alt, path, steps=False)
 
 

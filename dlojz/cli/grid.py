@@ -13,7 +13,7 @@ from typing import Any
 from dlojz.base.errors import LabError
 from dlojz.base.language import format_bytes, refusal, say
 from dlojz.base.table import Table
-from dlojz.cli.options import JSON, PNG, Answer, Given, check_needs, config_flags, config_of, tell_written, verb
+from dlojz.cli.options import Answer, Given, check_needs, config_flags, config_of, phrase, tell_written, verb
 from dlojz.config.layout import DEFAULT_GPUS_PER_NODE, DEFAULT_ORDER, GRID_AXES, ORDERS, RankGrid, complete
 from dlojz.hardware.links import Link
 from dlojz.prediction.link_traffic import Crossing, link_traffic, placements
@@ -87,10 +87,7 @@ def show_grid(
     if crossing is None:
         answer(say(en="The bytes are not known: ", fr="Les octets ne sont pas connus : ") + unknown)
         return
-    answer(
-        en=f"Bytes per step, sent by all ranks, for {run}:",
-        fr=f"Octets par pas, envoyés par tous les rangs, pour {run} :",
-    )
+    answer(phrase("bytes per step", run=run))
     answer(_table(words.crossing_titles(), words.crossing_rows(crossing), text_columns=2))
     if 1 < len(grid.nodes) <= 8:
         titles = [say(en=f"to node {node}", fr=f"vers nœud {node}") for node in range(len(grid.nodes))]
@@ -160,22 +157,12 @@ OF_THE_RUN = config_flags(
 
 @verb(
     "grid",
-    [replace(flag, kind="value", least=1, default=None) for flag in config_flags(*GRID_AXES)],
-    f"""
-    --processes INT>=1  processes in all (default: dp × pp × tp × cp); the degree that is left out is derived
-        // processus en tout (par défaut : dp × pp × tp × cp) ; le degré omis est déduit
-    --gpus-per-node INT>=1 = {DEFAULT_GPUS_PER_NODE}  GPUs of a node // GPU d’un nœud
-    --order {"|".join(ORDERS)} = {DEFAULT_ORDER}  axes, from the innermost to the outermost
-        // axes, du plus intérieur au plus extérieur
-    --bandwidths IN,OUT  GB/s of a rank's link inside a node and between nodes, for seconds per axis
-        // Go/s du lien d’un rang dans un nœud et entre nœuds, pour des secondes par axe
-    --latencies IN,OUT = 0,0  microseconds of a message inside a node and between nodes, with --bandwidths
-        // microsecondes d’un message dans un nœud et entre nœuds, avec --bandwidths
-    --axis {"|".join(GRID_AXES)}  draw one axis alone // dessiner un seul axe
-    """,
-    OF_THE_RUN,
-    PNG,
-    JSON,
+    axes=[replace(flag, kind="value", least=1, default=None) for flag in config_flags(*GRID_AXES)],
+    of_the_run=OF_THE_RUN,
+    default_gpus_per_node=DEFAULT_GPUS_PER_NODE,
+    orders="|".join(ORDERS),
+    default_order=DEFAULT_ORDER,
+    grid_axes="|".join(GRID_AXES),
 )
 def grid_command(args: Given, answer: Answer) -> None:
     """Print a grid of ranks, its groups, its nodes and its traffic."""

@@ -18,28 +18,12 @@ from dlojz.base.errors import LabError
 from dlojz.base.files import write_atomic
 from dlojz.base.language import format_bytes, language, one_of, say
 from dlojz.base.table import Table, titles
-from dlojz.cli.options import (
-    HTML,
-    JSON,
-    ROOT,
-    WORDS,
-    Answer,
-    Given,
-    VerbOfActions,
-    fields_of,
-    flags,
-    tell,
-    tell_written,
-    verb,
-)
+from dlojz.cli.options import WORDS, Answer, Given, VerbOfActions, fields_of, phrase, tell, tell_written, verb
 
 COLUMNS = 120
-LABS = flags("[LAB…]  numbers of the labs, by default all // numéros des TP, par défaut tous")
-LANGUAGE = flags("--language en|fr  of what is copied, by default yours // de ce qui est copié, par défaut la vôtre")
-ONE_LANGUAGE = flags("--language en|fr  one language only // une seule langue")
 
 
-@verb("labs list", JSON)
+@verb("labs list")
 def show_list(args: Given, answer: Answer) -> None:
     """List the labs in their order."""
     from dlojz.labs.kit.contents import LABS, duration, total_minutes
@@ -70,7 +54,7 @@ def show_list(args: Given, answer: Answer) -> None:
     answer(Table(head, tuple(rows), align="lllr"))
 
 
-@verb("labs progress", HTML, ROOT, JSON)
+@verb("labs progress")
 def show_progress(args: Given, answer: Answer) -> None:
     """Show a student's progress in all labs."""
     from dlojz.labs.kit.progress_page import read_overview
@@ -84,7 +68,7 @@ def show_progress(args: Given, answer: Answer) -> None:
     answer(overview.data() if args["json"] else str(overview))
 
 
-@verb("labs glossary", "[WORD…]  word of the labs, or part of one // mot des TP, ou partie d’un mot", JSON)
+@verb("labs glossary")
 def show_glossary(args: Given, answer: Answer) -> None:
     """Look up one word of the glossary, or list all."""
     from dlojz.labs.kit.contents import in_order, look_up
@@ -108,7 +92,7 @@ def _told(entry: Any, width: int) -> str:
     return textwrap.fill(text, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 
-@verb("labs book", LABS, "--out FOLDER = book  folder to write // dossier à écrire", ONE_LANGUAGE)
+@verb("labs book")
 def write_book(args: Given, answer: Answer) -> None:
     """Write the book of all solutions."""
     from dlojz.labs.kit.book import make_book
@@ -116,20 +100,11 @@ def write_book(args: Given, answer: Answer) -> None:
     book = make_book(Path(args["out"]).expanduser(), list(args[WORDS]) or None, args["language"])
     for entry in book.missing:
         title = entry.heading(language())
-        tell(
-            en=f"lab {title} has no executed solution yet: it is named, without a page.",
-            fr=f"le TP {title} n’a pas encore de solution exécutée : il est nommé, sans page.",
-        )
+        tell(phrase("no executed solution", title=title))
     answer(f"{book.pages} pages, {format_bytes(book.size_bytes)}{say(en=':', fr=' :')} {book.first}")
 
 
-@verb(
-    "labs build",
-    LABS,
-    "--check  compare only // comparer seulement",
-    ONE_LANGUAGE,
-    "--force  execute every solution again // réexécuter chaque solution",
-)
+@verb("labs build")
 def build_notebooks(args: Given, _: Answer) -> int:  # `_`: build prints on stderr, and has no answer
     """Build the notebooks of the labs from their solutions."""
     from dlojz.labs.kit.build import build
@@ -138,7 +113,7 @@ def build_notebooks(args: Given, _: Answer) -> int:  # `_`: build prints on stde
     return build(check=check, labs=list(args[WORDS]) or None, language=args["language"], force=force)
 
 
-@verb("labs repair", "NOTEBOOK  file of one notebook // fichier d’un seul notebook")
+@verb("labs repair")
 def repair_notebook(args: Given, answer: Answer) -> None:
     """Repair one notebook; its answers are kept."""
     from dlojz.labs.kit.build import repair
@@ -146,7 +121,7 @@ def repair_notebook(args: Given, answer: Answer) -> None:
     answer(str(repair(Path(args[WORDS][0]))))
 
 
-@verb("labs copy", "[DIR]  folder to copy into // dossier où copier", LANGUAGE, JSON)
+@verb("labs copy")
 def copy_to(args: Given, answer: Answer) -> None:
     """Copy the student notebooks of a language into a folder."""
     from dlojz.labs.kit.source import copy_notebooks
@@ -194,12 +169,7 @@ def _lab_and_path(args: Given, name: str = "") -> tuple[str, Path]:
     return lab, Path(path[0] if path else f"training_{lab}/{name}").expanduser()
 
 
-@verb(
-    "labs script",
-    "LAB [DIR]  number of the lab, then a folder, as in 03 training_03 // numéro du TP, puis dossier : 03 training_03",
-    LANGUAGE,
-    "--solution  as the lab leaves it, nothing left to do // tel que le TP le laisse, complet",
-)
+@verb("labs script")
 def write_training_script(args: Given, answer: Answer) -> None:
     """Write the training script of a lab into a folder."""
     from dlojz.labs.script.growing_script import LAYOUTS, write_script
@@ -225,17 +195,7 @@ def write_training_script(args: Given, answer: Answer) -> None:
     )
 
 
-@verb(
-    "labs judge",
-    """
-    LAB [FILE]  number of the lab, then its script, as in 03 training_03/train.py
-        // numéro du TP, puis son script, comme 03 training_03/train.py
-    --on local|slurm  where the script runs // où le script s’exécute
-    --machine NAME  machine file of the cluster, see `dlojz machines` // fichier de machine du cluster
-    --device cpu|cuda  what it runs on, by default the CPU // sur quoi, par défaut le processeur
-    """,
-    JSON,
-)
+@verb("labs judge")
 def judge_training_script(args: Given, answer: Answer) -> int:
     """Run the training script of a lab as the lab asks for, and judge what it does."""
     from dlojz.labs.script.growing_script import NAME
@@ -251,7 +211,6 @@ def judge_training_script(args: Given, answer: Answer) -> int:
 
 labs_command = VerbOfActions(
     "labs",
-    ("[ACTION [WORD…]]  one of those above, by default list // l’une d’elles, par défaut list", JSON),
     show_list.run,
     actions=(
         *(show_list, show_progress, show_glossary, copy_to, write_training_script, judge_training_script, write_book),
@@ -260,11 +219,7 @@ labs_command = VerbOfActions(
 )
 
 
-@verb(
-    "diff",
-    "NOTEBOOK EXERCISE  file of the notebook, then id of the exercise // fichier du notebook, puis nom de l’exercice",
-    JSON,
-)
+@verb("diff")
 def diff_command(args: Given, answer: Answer) -> None:
     """Show an answer beside the solution."""
     from dlojz.labs.kit.lab import diff
@@ -306,15 +261,7 @@ def read_skills() -> dict[str, Skill]:
     return skills
 
 
-@verb(
-    "skill",
-    """
-    [NAME]  text to print; without one, all are listed // texte à afficher ; sans nom, tous sont listés
-    --write FOLDER  write that text, or all, as FOLDER/dlojz-NAME/SKILL.md, in place of an older version
-        // écrire ce texte, ou tous, dans DOSSIER/dlojz-NOM/SKILL.md, à la place d’une version plus ancienne
-    """,
-    JSON,
-)
+@verb("skill")
 def skill_command(args: Given, answer: Answer) -> None:
     """Print, list or write the texts for assistants."""
     skills = read_skills()

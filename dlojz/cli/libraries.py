@@ -9,19 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import refusal, say
 from dlojz.cli import main
-from dlojz.cli.options import (
-    FIGURE,
-    JSON,
-    ROOT,
-    Answer,
-    Given,
-    check_needs,
-    console,
-    fields_of,
-    progress_bar,
-    tell,
-    verb,
-)
+from dlojz.cli.options import Answer, Given, check_needs, console, fields_of, phrase, progress_bar, tell, verb
 from dlojz.libraries.library_catalogue import (
     LIBRARIES,
     PROGRAMS,
@@ -41,27 +29,7 @@ FIELDS = ("model", "dp", "tp", "pp", "zero", "steps", "micro_batch", "micro_batc
 _RUNNING = (*FIELDS, "rounds", "only", "figure", "root")
 
 
-@verb(
-    "libraries",
-    f"""
-    --run  run them side by side // les exécuter côte à côte
-    --show {"|".join(LIBRARIES)}  print the program of this library // afficher le programme de cette bibliothèque
-    --only NAMES  these libraries only, with commas (default: all)
-        // ces bibliothèques seulement, entre virgules (par défaut : toutes)
-    --model TEXT = gpt_tiny  model of the catalogue // modèle du catalogue
-    --dp INT = 2  data-parallel replicas // répliques (parallélisme de données)
-    --tp INT = 1  ranks that share each layer (Megatron-core) // rangs qui se partagent chaque couche (Megatron-core)
-    --pp INT = 1  pipeline stages (Megatron-core) // étages de pipeline (Megatron-core)
-    --zero INT = 0  ZeRO stage: what is sharded, 0 to 3 // niveau de ZeRO : ce qui est réparti, de 0 à 3
-    --steps INT = 20  optimizer steps // pas de l’optimiseur
-    --micro-batch INT = 16  samples per micro-batch // échantillons par micro-batch
-    --micro-batches INT = 1  micro-batches per step and replica // micro-batches par pas et par réplique
-    --rounds INT>=1 = 3  how often each is run, in turns // combien de fois chacun, à tour de rôle
-    """,
-    FIGURE,
-    ROOT,
-    JSON,
-)
+@verb("libraries", libraries="|".join(LIBRARIES))
 def libraries_command(args: Given, answer: Answer) -> int:
     """List the libraries, show a program, or run them side by side."""
     _check(args)
@@ -117,12 +85,7 @@ def _list(args: Given, answer: Answer) -> int:
         answer("")
         for sentence in catalogue_sentences():
             answer(sentence)
-    answer(
-        en="\nlines: of code, without comments; (+ new, − gone) compared with plain torch; of bridge: modules "
-        f"beside the program.\nprograms: {PROGRAMS}",
-        fr="\nlignes : de code, sans commentaires ; (+ nouvelles, − disparues) par rapport à torch seul ; "
-        f"d’adaptation : modules à côté du programme.\nprogrammes : {PROGRAMS}",
-    )
+    answer(phrase("legend of libraries", folder=PROGRAMS))
     for name in LIBRARIES:
         if (missing := absence(name)) is not None:
             answer(missing)
@@ -184,12 +147,7 @@ def _print(rows: list[LibraryRow], answer: Answer) -> None:
             answer(sentence)
         return
     layout = row.config.layout
-    answer(
-        en=f"{row.config.model_name}, {row.config.steps} steps, {layout.world_size} processes, global batch "
-        f"{layout.global_batch}; rank 0; bytes: predicted | measured",
-        fr=f"{row.config.model_name}, {row.config.steps} pas, {layout.world_size} processus, batch global "
-        f"{layout.global_batch} ; rang 0 ; octets : prédits | mesurés",
-    )
+    answer(phrase("head of libraries", row=row, layout=layout))
     answer(tables.measured_table(rows))
     answer("")
     for sentence in (*tables.hides_sentences(rows), *tables.notes(rows)):

@@ -10,7 +10,6 @@ import shutil
 import sys
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +20,14 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import format_seconds, refusal, say, shortest
 from dlojz.base.table import Table, titles, visible
 from dlojz.cli.options import (
-    JSON,
-    ROOT,
-    RUN_WORD,
-    SCHEDULER,
     WORDS,
     Answer,
     Given,
-    config_flags,
     config_of,
     console,
     fields_of,
     option_of,
+    phrase,
     scheduler_of,
     show,
     tell,
@@ -50,17 +45,7 @@ from dlojz.running.state import is_final
 from dlojz.running.store import run_ids, runs_root
 
 
-@verb(
-    "machines",
-    """
-    [NAME]  name of a machine file // nom d’un fichier de machine
-    --hours FLOAT  time limit in hours // limite de temps en heures
-    """,
-    SCHEDULER,
-    "--script  print the job script // afficher le script du travail",
-    config_flags,
-    JSON,
-)
+@verb("machines")
 def machines_command(args: Given, answer: Answer) -> None:
     """List the machines, or preview a run on one."""
     names = args.pop(WORDS, ())
@@ -131,7 +116,7 @@ MOST_REFUSALS = 3
 """Looks in a row at which a run's own files are refused, until nothing more is waited for."""
 
 
-@verb("queue", ROOT, JSON)
+@verb("queue")
 def queue_command(args: Given, answer: Answer) -> None:
     """List the jobs of the scheduler."""
     queue = views()
@@ -145,40 +130,23 @@ def queue_command(args: Given, answer: Answer) -> None:
     if queue.jobs:
         answer(_queue_table(queue.jobs, ids))
     elif queue.age_s is not None:
-        answer(
-            en="you have no job in the queue: send one with `dlojz run --on slurm`.",
-            fr="vous n’avez aucun travail dans la file : envoyez-en un par `dlojz run --on slurm`.",
-        )
+        answer(phrase("no job in the queue"))
     if queue.problem:
         answer(_age(queue))
 
 
-@verb(
-    "watch",
-    [replace(RUN_WORD[0], metavar="[RUN…]")],
-    """
-    --once  show them once and stop // les montrer une fois et s’arrêter
-    --every-s FLOAT>=0.2 = 2  seconds between two looks // secondes entre deux regards
-    """,
-    ROOT,
-)
+@verb("watch")
 def watch_command(args: Given, answer: Answer) -> None:
     """Follow runs."""
     named_runs = [find(name, args["root"]) for name in args[WORDS]]
     chosen = named_runs or [run for run in runs(args["root"]) if not is_final(run.state)]
     if not chosen:
-        answer(
-            en="no run waits or runs: `dlojz runs` lists those that have ended.",
-            fr="aucune exécution n’attend ni ne tourne : `dlojz runs` liste celles qui sont finies.",
-        )
+        answer(phrase("no run to watch"))
         return
     try:
         _watch([Tracker(run) for run in chosen], args["every_s"], once=args["once"])
     except KeyboardInterrupt:
-        tell(
-            en="no longer watching; the runs go on (`dlojz cancel RUN` stops one).",
-            fr="fin du suivi ; les exécutions continuent (`dlojz cancel RUN` en arrête une).",
-        )
+        tell(phrase("no longer watching"))
 
 
 def _watch(trackers: list[Tracker], every_s: float, *, once: bool) -> None:
@@ -241,9 +209,7 @@ def _queue_table(jobs: list[JobView], ids: set[str]) -> Table:
     for job in sorted(jobs, key=lambda job: job.standing == "ended"):
         name = job.name if job.name in ids else f"({job.name})"  # not one of these runs
         rows.append((job.number, name, _state(job), _why(job), _left(job), job.nodes or DASH))
-    head = titles(
-        en="job; run; state; why; time left; nodes", fr="travail; exécution; état; raison; temps restant; nœuds"
-    )
+    head = phrase.titles("columns of jobs")
     return Table(head, tuple(rows), align="l", whole=1)
 
 
@@ -268,15 +234,9 @@ def _why(job: JobView) -> str:
 def _age(queue: QueueView) -> str:
     """Explain why the scheduler gave no answer, and how old its last one is."""
     if queue.age_s is None and shutil.which("squeue") is None:
-        return say(
-            en="there is no scheduler here (no `squeue`): runs of this machine are listed by `dlojz runs`.",
-            fr="il n’y a pas d’ordonnanceur ici (pas de `squeue`) : `dlojz runs` liste les exécutions locales.",
-        )
+        return phrase("no scheduler")
     ago = format_seconds(queue.age_s)
     age_text = say(en=f"last known, {ago} ago", fr=f"connu il y a {ago}")
     if queue.age_s is None:
         age_text = say(en="nothing is known yet", fr="rien n’est encore connu")
-    return say(
-        en=f"The scheduler does not answer ({visible(queue.problem)}); {age_text}. Jobs that run go on running.",
-        fr=f"L’ordonnanceur ne répond pas ({visible(queue.problem)}) ; {age_text}. Les travaux en cours continuent.",
-    )
+    return phrase("scheduler does not answer", queue=queue, age=age_text)

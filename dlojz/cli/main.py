@@ -12,18 +12,19 @@ import importlib
 import io
 import logging
 import os
-import re
 import signal
 import sys
-import textwrap
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say
+from dlojz.base.language import SentenceFile, one_of, say
 from dlojz.base.requirements import distribution_of, missing_library
+
+phrase = SentenceFile(Path(__file__).parent / "data" / "sentences.toml")
 
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 COLLECTED = (20_000, 10, 10)
@@ -39,71 +40,17 @@ class Subcommand(NamedTuple):
     fr: str
 
 
-def _subcommands(text: str) -> dict[str, Subcommand]:
-    """Read subcommands from lines `NAME  MODULE  English // French`; an indented line continues the one before."""
+def _subcommands() -> dict[str, Subcommand]:
+    """Read the subcommands from lines `NAME  MODULE  English // français`."""
     subcommands = {}
-    for line in re.sub(r"\n\s+", " ", textwrap.dedent(text).strip()).splitlines():
+    for line in (Path(__file__).parent / "data" / "commands.txt").read_text(encoding="utf-8").splitlines():
         name, module, summary = line.split(maxsplit=2)
         en, _, fr = summary.partition(" // ")
         subcommands[name] = Subcommand(module, en, fr)
     return subcommands
 
 
-SUBCOMMANDS = _subcommands(
-    """
-    demo  runs  the main job: CoAtNet under DDP, FSDP2 and ZeRO-0…3, compared
-        // le travail principal : CoAtNet sous DDP, FSDP2 et ZeRO-0…3, comparés
-    run  runs  train a model on several processes and measure it
-        // entraîner un modèle sur plusieurs processus et le mesurer
-    predict  runs  say what a run will cost, without running it // dire ce que coûtera une exécution, sans exécuter
-    memory  memory  will it fit, and what fills it: memory of a rank before the run, and what would save some
-        // est-ce que ça tient, et qu’est-ce qui remplit la mémoire d’un rang, avant toute exécution
-    pipeline  pipeline  pipeline schedules: draw, simulate, compare them, export them for torch
-        // ordonnancements de pipeline : les dessiner, simuler, comparer, exporter vers torch
-    partition  pipeline  cut a model into pipeline stages: the best cut, beside those of other tools
-        // découper un modèle en étages de pipeline : le meilleur découpage, à côté de ceux d’autres outils
-    grid  grid  ranks on their nodes: groups of data, pipeline and tensor parallelism, what crosses which link
-        // les rangs sur leurs nœuds : groupes des trois parallélismes, ce qui passe par quel lien
-    plan  plan  the best layout for a model on a cluster, and why every other one is slower or refused
-        // le meilleur layout d’un modèle sur un cluster, et pourquoi chaque autre est plus lent ou refusé
-    calibrate  collectives  measure this machine in a minute: products, memory, messages, for predictions of seconds
-        // mesurer cette machine en une minute : produits, mémoire, messages, pour prédire des durées
-    validate  plan
-        the planner's predictions beside published measurements: our error, a constant rate's, the best tool's
-        // les prédictions du planificateur face aux mesures publiées : notre erreur, et celles des autres
-    compare  runs  compare the measurements of runs with their predictions
-        // comparer les mesures des exécutions à leurs prédictions
-    runs  runs  list the runs, newest first // lister les exécutions, la plus récente d’abord
-    logs  runs  show what the processes of a run printed // montrer ce que les processus d’une exécution ont affiché
-    cancel  runs  stop a run; what it measured is kept // arrêter une exécution ; ses mesures sont gardées
-    queue  machines  the scheduler's queue: your jobs, their runs, why they wait
-        // la file d’attente : vos travaux, leurs exécutions, pourquoi ils attendent
-    watch  machines  follow runs: state, progress, loss, memory, estimated end
-        // suivre des exécutions : état, avancement, perte, mémoire, fin estimée
-    machines  machines  the clusters runs can be sent to, and what a run would cost there
-        // les calculateurs où envoyer une exécution, et ce qu’elle y coûterait
-    bench  teach  run a campaign of measurements, resume it, and report on it
-        // lancer une campagne de mesures, la reprendre, en tirer un rapport
-    board  teach  the class at a glance: exercises, best runs, GPU-hours
-        // la classe en un coup d’œil : exercices, meilleures exécutions, heures GPU
-    diff  labs  show a student's answer to an exercise beside the solution
-        // mettre la réponse d’un étudiant à un exercice à côté de la solution
-    models  memory  list the models: parameters, FLOPs, blocks // lister les modèles : paramètres, FLOPs, blocs
-    collectives  collectives  collective communication: draw, count and time its algorithms
-        // communication collective : dessiner, compter et chronométrer ses algorithmes
-    libraries  libraries
-        one training as users of torch, DeepSpeed, Accelerate, Megatron-core, Colossal-AI write it, compared
-        // un entraînement écrit avec torch, DeepSpeed, Accelerate, Megatron-core, Colossal-AI, et comparé
-    doctor  doctor  check this machine, or a run that ran out of memory, and say what to do
-        // examiner cette machine, ou une exécution à court de mémoire, et dire que faire
-    trace  doctor  who waits for whom in torch.profiler's traces of any training, and why
-        // qui attend qui dans les traces torch.profiler d’un entraînement quelconque, et pourquoi
-    labs  labs  the labs: where you stand, their glossary and book; build and repair notebooks
-        // les TP : où vous en êtes, leur glossaire, leur livre ; construire et réparer les notebooks
-    skill  labs  texts that tell an assistant which command answers, and how to read its answer
-        // textes qui disent à un assistant quelle commande répond, et comment en lire la réponse
-    """
-)
+SUBCOMMANDS = _subcommands()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -274,27 +221,4 @@ def overview() -> str:
     lines = "\n".join(
         f"  {name:<{width}}  {say(en=subcommand.en, fr=subcommand.fr)}" for name, subcommand in SUBCOMMANDS.items()
     )
-    return say(
-        en=f"""dlojz: big models taken apart. Predict, run, compare, explain.
-
-usage: dlojz COMMAND [options]        (dlojz COMMAND --help explains each)
-
-{lines}
-
-Start with:
-  dlojz doctor
-  dlojz run --model coatnet_tiny --dp 2 --steps 20
-
-Runs are kept in runs/ (or in the folder $DLOJZ_RUNS). DLOJZ_LANG=fr speaks French.""",
-        fr=f"""dlojz : démonter les gros modèles. Prédire, exécuter, comparer, expliquer.
-
-usage : dlojz COMMANDE [options]      (dlojz COMMANDE --help explique chacune)
-
-{lines}
-
-Pour commencer :
-  dlojz doctor
-  dlojz run --model coatnet_tiny --dp 2 --steps 20
-
-Les exécutions sont gardées dans runs/ (ou le dossier $DLOJZ_RUNS). DLOJZ_LANG=en parle anglais.""",
-    )
+    return phrase("overview", lines=lines)

@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import format_count, integer, refusal, say, size_bytes
-from dlojz.base.table import Table, titles, visible
+from dlojz.base.table import Table, visible
 from dlojz.cli.options import (
-    JSON,
-    MODEL,
-    PNG,
     WORDS,
     Answer,
     Given,
@@ -19,7 +16,7 @@ from dlojz.cli.options import (
     check_needs,
     config_of,
     fields_of,
-    predicting_flags,
+    phrase,
     target_device,
     tell_written,
     verb,
@@ -35,34 +32,7 @@ if TYPE_CHECKING:
     from dlojz.results.footprint import Footprint
 
 
-@verb(
-    "memory",
-    MODEL,
-    predicting_flags,
-    f"""
-    --fit {"|".join(DEVICES)}|24GiB  find the largest micro-batch that fits into this GPU, or one of any size, and what
-        each lever saves // chercher le plus grand micro-batch qui tient sur ce GPU, ou sur un GPU de n’importe quelle
-        taille, et ce que chaque levier économise
-    --budget SIZE  bytes that a rank may take, e.g. 30GiB: keep, recompute or offload each block's activations, in the
-        least time; --png draws memory against time
-        // octets que peut prendre un rang, p. ex. 30GiB : garder, recalculer ou décharger les activations de chaque
-        bloc, dans le moindre temps ; --png trace la mémoire contre le temps
-    --rank INT  rank whose memory is shown (default: the one that takes most)
-        // rang dont on donne la mémoire (par défaut : le plus chargé)
-    --from FILE  configuration of torchtitan, DeepSpeed, accelerate, axolotl, TRL or a Trainer, whose run is weighed;
-        options given beside it hold before it
-        // configuration de torchtitan, DeepSpeed, accelerate, axolotl, TRL ou d’un Trainer, dont l’exécution est
-        pesée ; les options données à côté l’emportent
-    --gpus INT>=1  with --from: on how many GPUs, where the file does not say it
-        // avec --from : sur combien de GPU, si le fichier ne le dit pas
-    """,
-    PNG,
-    """
-    --snapshot FILE  the step as a memory snapshot in torch's viewer, .html
-        // le pas sous forme d’instantané mémoire dans la visionneuse de torch, .html
-    """,
-    JSON,
-)
+@verb("memory", devices="|".join(DEVICES))
 def memory_command(args: Given, answer: Answer) -> None:
     """Forecast the memory of a configuration; a file that cannot be written is refused before anything is printed."""
     check_needs(args, "gpus", "from")
@@ -100,8 +70,7 @@ def memory_command(args: Given, answer: Answer) -> None:
 
 
 def messages_of(config: RunConfig, rank: int = 0, target: Device | None = None) -> Footprint | None:
-    """Predict what a rank of another program's run sends, without what the lab's own control sends; None of one rank.
-    """
+    """Predict what a rank of another program's run sends, without the lab's own control messages; None of one rank."""
     from dlojz.prediction import predict
 
     if config.layout.world_size == 1:
@@ -308,14 +277,7 @@ def _document(
     return document
 
 
-@verb(
-    "models",
-    """
-    [MODEL…]  these alone: of the catalogue, timm:NAME, torchvision:NAME, hf:FOLDER or FILE.py:FUNCTION
-        // seulement ceux-ci : du catalogue, timm:NOM, torchvision:NOM, hf:DOSSIER ou FICHIER.py:FONCTION
-    """,
-    JSON,
-)
+@verb("models")
 def models_command(args: Given, answer: Answer) -> None:
     """List the models."""
     from dlojz import models
@@ -325,10 +287,7 @@ def models_command(args: Given, answer: Answer) -> None:
     if args["json"]:
         answer([asdict(model) for model in described])
         return
-    head = titles(
-        en="model; parameters; active; FLOPs; multiply-adds; input; classes; blocks",
-        fr="modèle; paramètres; actifs; FLOPs; mult.-additions; entrée; classes; blocs",
-    )
+    head = phrase.titles("columns of models")
     rows = []
     for model in described:
         size = f"{model.image_size}²" if model.image_size else DASH
@@ -345,9 +304,6 @@ def models_command(args: Given, answer: Answer) -> None:
                 str(model.blocks),
             )
         )
-    note = say(
-        en="Your own: dlojz models timm:NAME, torchvision:NAME or FILE.py:FUNCTION.",
-        fr="Le vôtre : dlojz models timm:NOM, torchvision:NOM ou FICHIER.py:FONCTION.",
-    )
+    note = phrase("models of your own")
     abouts = [f"{visible(model.name)}: {about}." for model in described if (about := models.about(model.name))]
     answer(Table(head, tuple(rows), whole=1, notes=tuple(abouts) if args[WORDS] else (note,)))

@@ -1,4 +1,4 @@
-"""Declare the options of a command as text, parse its words to values, show its help, answer as text or as JSON.
+"""Read the options of a command from text, parse its words to values, show its help, answer as text or as JSON.
 
 An option is one line of text, with its help in both languages:
 
@@ -9,7 +9,9 @@ and `NUMBER` as one of any size; `TEXT...` may be given several times. Other spe
 (`-b --batch-size`), what stands alone on the command line has no name (`RUN  name of a run // nom d’une exécution`),
 and an indented line continues the one before.
 
-What a command does, in paragraphs in both languages, and its examples stand in `data/MODULE.md`, under `# NAME`.
+What a command does, in paragraphs in both languages, its examples and its options, one on a line, stand in
+`data/MODULE.md`, under `# NAME`; `{json}` is the set of that name in `data/options.txt`, as far as the command does not
+say what stands there.
 
 With `--json`, stdout carries exactly one JSON document whatever any library prints: file descriptor 1 leads to stderr
 while the work is done.
@@ -28,12 +30,12 @@ import shlex
 import sys
 import textwrap
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from rich.console import Console, RenderableType
 from rich.panel import Panel
@@ -42,7 +44,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal, say, sentences
+from dlojz.base.language import SentenceFile, one_of, say, sentences
+from dlojz.base.table import visible
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -51,14 +54,11 @@ if TYPE_CHECKING:
     from dlojz.config.run_config import RunConfig
     from dlojz.hardware import Device
 
-WORDS = "words"
-REST = "rest"
-"""Name under which the words after `--` are given."""
-MODEL = """
-    [MODEL]  model, like --model; `dlojz models` lists those of the catalogue
-        // modèle, comme --model ; `dlojz models` liste ceux du catalogue
-"""
-"""Name under which the words that stand alone are given."""
+phrase = SentenceFile(Path(__file__).parent / "data" / "sentences.toml", visible=visible)
+"""Writes what the commands say beside their tables."""
+
+WORDS, REST = "words", "rest"
+"""Names under which the words that stand alone are given, and those after `--`."""
 WIDEST_NAME = 27
 """Columns of an option in the help; a longer one is folded."""
 NUMBERS: Final[dict[str, type[int] | type[float]]] = {"INT": int, "FLOAT": float}
@@ -157,26 +157,11 @@ def _flag(block: str) -> Flag:
     return replace(flag, default=flag.value(default) if isinstance(default, str) else default)
 
 
-JSON = flags(
-    "--json  answer with one JSON document on stdout; all else goes to stderr "
-    "// répondre par un document JSON sur stdout ; le reste va sur stderr"
-)
-HELP = flags("-h --help  show this help // afficher cette aide")
-ROOT = flags(
-    "--root FOLDER  folder of the runs (default: $DLOJZ_RUNS, else runs/) "
-    "// dossier des exécutions (par défaut : $DLOJZ_RUNS, sinon runs/)"
-)
-SCHEDULER = flags("""
-    --account TEXT  account whose hours are billed // compte dont les heures sont facturées
-    --qos TEXT  quality of service; by default the first that fits // QoS ; par défaut la première qui convient
-    --reservation TEXT  reservation, of a course say // réservation, d’une formation par exemple
-""")
-FIGURE = flags("--figure FILE  picture to write (.png, .svg, .pdf) // image à écrire (.png, .svg, .pdf)")
-HTML = flags("--html FILE  page to write // page à écrire")
-PNG = flags("--png FILE  picture to write (.png, .svg, .pdf) // image à écrire (.png, .svg, .pdf)")
-RUN_WORD = flags(
-    "RUN  name of a run or its beginning, see `dlojz runs` // nom d’une exécution ou son début, voir `dlojz runs`"
-)
+@cache
+def shared_flags() -> dict[str, tuple[Flag, ...]]:
+    """Read the options that several commands have, by the name of their set in `data/options.txt`."""
+    text = (Path(__file__).parent / "data" / "options.txt").read_text(encoding="utf-8")
+    return {name: flags(lines) for name, _, lines in (block.partition("\n") for block in text.split("# ")[1:])}
 
 
 def config_flags(*names: str, **defaults: object) -> tuple[Flag, ...]:
@@ -202,17 +187,10 @@ def predicting_flags() -> tuple[Flag, ...]:
     """`config_flags`, with a `--device` that takes the name of a GPU."""
     from dlojz.hardware import DEVICES
 
-    (gpu,) = flags(
-        f"--device {'|'.join(DEVICES)}|24GiB|FILE = cpu  GPU that the figures are for, its size, or a TOML file that "
-        "describes it (docs/instructors.md); without it, the CPU // GPU pour lequel on prédit, sa taille, ou un "
-        "fichier TOML qui le décrit (docs/instructors.md) ; sans lui, le CPU"
-    )
-    compiled = flags(
-        "--compile  say the range of the peak where torch.compile has compiled the model // donner l’intervalle du pic "
-        "là où torch.compile a compilé le modèle"
-    )
+    shared = shared_flags()
+    gpu = replace(shared["gpu"][0], metavar="|".join((*DEVICES, "24GiB", "FILE")))
     changed = (replace(gpu, subject=flag.subject) if flag.name == "device" else flag for flag in config_flags())
-    return (*changed, *compiled)
+    return (*changed, *shared["compiled"])
 
 
 def _flag_of(name: str, field: FieldInfo, subject: ConfigSubject) -> Flag:
@@ -252,15 +230,9 @@ def number(
     """
     value = _parsed(option, word, kind)
     if not least <= value < math.inf:
-        raise refusal(
-            en=f"{option} must be at least {least:g} and finite, but {word!r} was received.",
-            fr=f"{option} doit être fini et au moins égal à {least:g}, mais {word!r} a été reçu.",
-        )
+        raise LabError(phrase("number too small", option=option, least=least, word=word))
     if value > most:
-        raise refusal(
-            en=f"{option} must be at most {most:g}, but {word!r} was received.",
-            fr=f"{option} doit être au plus égal à {most:g}, mais {word!r} a été reçu.",
-        )
+        raise LabError(phrase("number too large", option=option, most=most, word=word))
     return value
 
 
@@ -268,10 +240,7 @@ def _parsed(option: str, word: str, kind: type[int] | type[float]) -> int | floa
     try:
         return kind(word)
     except ValueError:
-        raise refusal(
-            en=f"{option} takes a number, but {word!r} was received.",
-            fr=f"{option} attend un nombre, mais {word!r} a été reçu.",
-        ) from None
+        raise LabError(phrase("no number", option=option, word=word)) from None
 
 
 class Given(dict[str, Any]):
@@ -347,11 +316,7 @@ def _refuse_words_of_script(command: str, options: Sequence[Flag], words: Sequen
         if number < start or number < script_index + (words[script_index] == "-m")
     ]
     command_line = shlex.join(["dlojz", command.removeprefix("dlojz "), *before, "--", *words[start:]])
-    raise refusal(
-        en=f"{unknown} is no option of `{command}`: words for the script stand after --, as in `{command_line}`.",
-        fr=f"{unknown} n’est pas une option de `{command}` : les mots pour le script se placent après --, comme dans "
-        f"`{command_line}`.",
-    )
+    raise LabError(phrase("words of a script", unknown=unknown, command=command, command_line=command_line))
 
 
 def _check_words(command: str, flag: Flag, words: Sequence[str]) -> None:
@@ -362,10 +327,7 @@ def _check_words(command: str, flag: Flag, words: Sequence[str]) -> None:
     if not minimum <= len(words) <= maximum:
         written = repr(" ".join(words))
         en, fr = (written, f"{written} ") if words else ("nothing", "rien n’")
-        raise refusal(
-            en=f"`{command}` takes {flag.metavar} ({flag.en}), but {en} was received.",
-            fr=f"`{command}` prend {flag.metavar} ({flag.fr}), mais {fr}a été reçu.",
-        )
+        raise LabError(phrase("words received", command=command, flag=flag, en=en, fr=fr))
 
 
 def _value(flag: Flag, word: Any) -> Any:
@@ -376,27 +338,14 @@ def _unknown(command: str, options: Sequence[Flag], word: str) -> str:
     legal = [*(flag.option for flag in options if flag.spellings), "--help", "--help-all"]
     if word.startswith("-"):
         return one_of(say(en=f"flag of `{command}`", fr=f"option de `{command}`"), word.partition("=")[0], legal)
-    return say(
-        en=f"`{command}` does not know what to do with the word {word!r}: an option is written --name VALUE. Legal "
-        f"values: {', '.join(legal)}.",
-        fr=f"`{command}` ne sait que faire du mot {word!r} : une option s’écrit --nom VALEUR. Valeurs permises : "
-        f"{', '.join(legal)}.",
-    )
+    return phrase("unknown word", command=command, word=word, legal=", ".join(legal))
 
 
 def _no_value(command: str, options: Sequence[Flag], spellings: str) -> str:
     flag = next(flag for flag in options if "/".join(flag.spellings) == spellings)
     if flag.kind == "switch":
-        return say(
-            en=f"{flag.option} of `{command}` takes no value: write it alone.",
-            fr=f"{flag.option} de `{command}` ne prend pas de valeur : écrivez-le seul.",
-        )
-    return say(
-        en=f"{flag.option} needs a value after it ({flag.metavar}), but none was received: write {flag.option} "
-        f"{flag.metavar}.",
-        fr=f"{flag.option} demande une valeur ({flag.metavar}), mais aucune n’a été reçue : écrivez {flag.option} "
-        f"{flag.metavar}.",
-    )
+        return phrase("no value taken", flag=flag, command=command)
+    return phrase("value needed", flag=flag)
 
 
 def config_of(args: dict[str, Any], **otherwise: object) -> RunConfig:
@@ -415,10 +364,7 @@ def config_of(args: dict[str, Any], **otherwise: object) -> RunConfig:
     model_names = dict.fromkeys((*args.get(WORDS, ()), *((args["model"],) if "model" in args else ())))
     if len(model_names) > 1:
         received = ", ".join(map(repr, model_names))
-        raise refusal(
-            en=f"one model is expected, but {received} were received: name one.",
-            fr=f"un seul modèle est attendu, mais {received} ont été reçus : n’en nommez qu’un.",
-        )
+        raise LabError(phrase("several models", received=received))
     # One model at most is left: named alone or by --model.
     args = {**args, "model": next(iter(model_names))} if model_names else args
     fields = {*RunConfig.model_fields, *Layout.model_fields} - set(HIDDEN)
@@ -474,7 +420,7 @@ def assumed_fields(args: Given, target: Device | None) -> dict[str, Any]:
 
 def scheduler_of(args: Given) -> dict[str, Any]:
     """Choose the options of the scheduler that were given."""
-    return {flag.name: args[flag.name] for flag in SCHEDULER if args.get(flag.name)}
+    return {flag.name: args[flag.name] for flag in shared_flags()["scheduler"] if args.get(flag.name)}
 
 
 def check_needs(args: Given, name: str, *requirements: str) -> None:
@@ -486,10 +432,7 @@ def check_needs(args: Given, name: str, *requirements: str) -> None:
     if name in args and not any(args[requirement] for requirement in requirements):
         option, option_names = option_of(name), [option_of(requirement) for requirement in requirements]
         en, fr = " or ".join(option_names), " ou ".join(option_names)
-        raise refusal(
-            en=f"{option} does nothing without {en}: add {en}, or leave {option} out.",
-            fr=f"{option} ne sert à rien sans {fr} : ajoutez {fr}, ou retirez {option}.",
-        )
+        raise LabError(phrase("needs another option", option=option, en=en, fr=fr))
 
 
 def option_of(name: str) -> str:
@@ -511,22 +454,13 @@ def check_writable(args: Given, pictures: Sequence[str], files: Sequence[str] = 
     for name in (name for name in (*pictures, *files) if args[name]):
         word, path = args[name], Path(args[name]).expanduser().absolute()
         if name in pictures and path.suffix.lower() not in (".png", ".svg", ".pdf"):
-            raise refusal(
-                en=f"--{name} needs a name that ends in .png, .svg or .pdf, but {word!r} was received.",
-                fr=f"--{name} attend un nom qui finit par .png, .svg ou .pdf, mais {word!r} a été reçu.",
-            )
+            raise LabError(phrase("no picture", name=name, word=word))
         if path.is_dir():
-            raise refusal(
-                en=f"--{name} takes the name of a file, but {word!r} is a folder: add a name to it.",
-                fr=f"--{name} attend un nom de fichier, mais {word!r} est un dossier : ajoutez-y un nom.",
-            )
+            raise LabError(phrase("folder in place of a file", name=name, word=word))
         path.parent.mkdir(parents=True, exist_ok=True)
         # A picture is written in place; any other file is replaced, for which its folder must be writable.
         if not os.access(path if name in pictures and path.exists() else path.parent, os.W_OK):
-            raise refusal(
-                en=f"--{name} cannot be written to {word!r}, which is read-only: give another path.",
-                fr=f"--{name} ne peut pas être écrit dans {word!r}, en lecture seule : donnez un autre chemin.",
-            )
+            raise LabError(phrase("read-only", name=name, word=word))
 
 
 def fields_of(source: object, *names: str) -> dict[str, Any]:
@@ -541,7 +475,7 @@ class Answer(Protocol):
 
 
 class HelpText(NamedTuple):
-    """Description of a command in both languages, in paragraphs, and its examples.
+    """Description of a command in both languages, in paragraphs, its examples, and its options.
 
     An example is a command line, with a remark in both languages where it needs one (`# english // français`).
     """
@@ -549,22 +483,27 @@ class HelpText(NamedTuple):
     en: str
     fr: str
     examples: str
+    options: str
 
 
 @cache
 def help_texts(module: str) -> dict[str, HelpText]:
     """Read the help of the commands of a module of this room, by name.
 
-    Each stands under `# NAME`: paragraphs, each `- English`, then `- français`, and the examples, indented.
+    Each stands under `# NAME`: paragraphs, each `- English`, then `- français`; the examples, indented; the options.
     """
     texts = (Path(__file__).parent / "data" / f"{module}.md").read_text(encoding="utf-8")
     helps = {}
     for section in re.split(r"^# ", texts, flags=re.MULTILINE)[1:]:
-        name, *paragraphs, examples = section.strip().split("\n\n")
+        name, *paragraphs, examples, options = section.strip().split("\n\n")
         pairs = (paragraph.removeprefix("- ").split("\n- ") for paragraph in paragraphs)
         en, fr = map("\n\n".join, zip(*pairs, strict=True))
-        helps[name] = HelpText(en, fr, examples)
+        helps[name] = HelpText(en, fr, examples, options)
     return helps
+
+
+Values: TypeAlias = str | int | Iterable[Flag] | Callable[[], Iterable[Flag]]
+"""What a name in braces stands for in the text of a command's options."""
 
 
 @dataclass(frozen=True)
@@ -573,23 +512,38 @@ class Verb:
 
     Args:
         name: after `dlojz`.
-        declarations: its options in the order of the help: as text, made already, or what makes either when the command
-            is called, so that another command of its module loads nothing for them.
         run: does it, with the values of its options and the one function that answers; returns the exit code, None
             for 0.
-        text: its help, where that does not stand in `data`.
+        values: what `{NAME}` stands for in the text of its options: words, or, alone on a line, options that are made
+            already, or made when the command is called, so that another command of its module loads nothing for them.
     """
 
     name: str
-    declarations: tuple[str | Iterable[Flag] | Callable[[], str | Iterable[Flag]], ...]
     run: Callable[[Given, Answer], int | None]
-    text: HelpText | None = None
+    values: Mapping[str, Values] = field(default_factory=dict)
+
+    @property
+    def text(self) -> HelpText:
+        """Its help."""
+        return help_texts(self.run.__module__.rpartition(".")[2])[self.name]
 
     @cached_property
     def options(self) -> tuple[Flag, ...]:
-        """Its options."""
-        made = (declared() if callable(declared) else declared for declared in self.declarations)
-        return tuple(flag for declared in made for flag in (flags(declared) if isinstance(declared, str) else declared))
+        """Its options, in the order of the help."""
+        made: dict[str, Values] = {
+            "config": config_flags,
+            "predicting": predicting_flags,
+            **shared_flags(),
+            **self.values,
+        }
+        options: list[Flag] = []
+        for line in self.text.options.splitlines():
+            value = made.get(line.strip("{}"), "")
+            if isinstance(value, str | int):
+                options += flags(re.sub(r"\{(\w+)\}", lambda name: str(made[name[1]]), line))
+            else:
+                options += value() if callable(value) else value
+        return tuple(options)
 
     @cached_property
     def spelled(self) -> frozenset[str]:
@@ -602,8 +556,7 @@ class Verb:
         own_words = words[: words.index("--")] if "--" in words else words
         if HELP_WORDS & set(own_words):
             options = self.options if "--help-all" in own_words else _everyday(self.options)
-            text = self.text or help_texts(self.run.__module__.rpartition(".")[2])[self.name]
-            show_help(f"dlojz {self.name}", options, text)
+            show_help(f"dlojz {self.name}", options, self.text)
             if options != self.options:
                 _show_more(self.name, self.options)
             return 0
@@ -618,10 +571,7 @@ class Verb:
             value = args.get(flag.name)
             if (flag.metavar in _PLACES and value == "") or (flag.kind == "words" and value and "" in value):
                 label = flag.metavar if flag.kind == "words" else flag.option
-                raise refusal(
-                    en=f"{label}: an empty word names nothing; give a name, or leave it out.",
-                    fr=f"{label} : un mot vide ne nomme rien ; donnez un nom, ou retirez-le.",
-                )
+                raise LabError(phrase("empty word", label=label))
         check_writable(args, [flag.name for flag in self.options if flag.name in _PICTURES and args.get(flag.name)])
 
 
@@ -653,18 +603,14 @@ class VerbOfActions(Verb):
         for option in (word.partition("=")[0] for word in words):
             owners = ", ".join(f"`dlojz {action.name}`" for action in self.actions if option in action.spelled)
             if owners and option not in chosen.spelled:
-                raise refusal(
-                    en=f"{option} belongs to {owners}: leave it out.", fr=f"{option} va avec {owners} : retirez-le."
-                )
+                raise LabError(phrase("option of another action", option=option, owners=owners))
         # Not `chosen(words)`: without an action this command is one like the others.
         return Verb.__call__(chosen, words)
 
 
-def verb(
-    name: str, *declarations: str | Iterable[Flag] | Callable[[], str | Iterable[Flag]], **text: str
-) -> Callable[[Callable[[Given, Answer], int | None]], Verb]:
+def verb(name: str, **values: Values) -> Callable[[Callable[[Given, Answer], int | None]], Verb]:
     """Make a function the command `dlojz NAME`; the parameters are those of `Verb`."""
-    return lambda run: Verb(name, declarations, run, HelpText(**text) if text else None)
+    return lambda run: Verb(name, run, values)
 
 
 def _everyday(options: tuple[Flag, ...]) -> tuple[Flag, ...]:
@@ -676,10 +622,7 @@ def _show_more(name: str, options: Sequence[Flag]) -> None:
     """Print how to see every option, and how many there are: words that stand alone are none."""
     count = sum(bool(flag.spellings) for flag in options)
     command = f"`dlojz {name} --help-all`"
-    sentence = say(
-        en=f"Everyday options; {command} shows all {count}.",
-        fr=f"Options courantes ; {command} montre les {count} options.",
-    )
+    sentence = phrase("everyday options", command=command, count=count)
     show(_wrapped(sentence, console(stderr=False).width))
 
 
@@ -701,11 +644,11 @@ def show_help(program: str, options: Sequence[Flag], text: HelpText) -> None:
         show(f"  {command}" + (f"   ({say(en=in_english, fr=in_french or in_english)})" if remark else ""))
     show("")
     subjects = dict.fromkeys(flag.subject for flag in options if flag.subject)
-    width = min(WIDEST_NAME, max(len(_written(flag)) for flag in (*options, *HELP)))
+    width = min(WIDEST_NAME, max(len(_written(flag)) for flag in (*options, *shared_flags()["help"])))
     # None, the command's own options, comes last.
     for subject in (*subjects, None):
         columns = Table.grid(Column(width=width), Column(), padding=(0, 2, 0, 0))
-        for flag in (*options, *HELP):
+        for flag in (*options, *shared_flags()["help"]):
             if flag.subject == subject:
                 help_text = _wrapped(_help(flag), terminal.width - width - FRAME)
                 columns.add_row(Text(_written(flag), style="bold"), Text(help_text))

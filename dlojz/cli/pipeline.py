@@ -17,9 +17,6 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import format_bytes, refusal, say, spaced_percent, yes_no
 from dlojz.base.table import Table, facts, titles
 from dlojz.cli.options import (
-    JSON,
-    MODEL,
-    PNG,
     WORDS,
     Answer,
     Given,
@@ -29,6 +26,7 @@ from dlojz.cli.options import (
     fields_of,
     number,
     option_of,
+    phrase,
     progress_bar,
     tell,
     tell_written,
@@ -146,35 +144,7 @@ def numbers(option: str, text: str) -> list[float]:
 TEXT_WIDTH = 110
 
 
-@verb(
-    "pipeline",
-    f"""
-    [NAME…]  schedules to compare, with --compare // ordonnancements à comparer, avec --compare
-    --schedule NAME = 1f1b  {", ".join(SCHEDULES)}
-    --stages INT>=1 = 4  pipeline ranks p // rangs p du pipeline
-    --micro-batches INT>=1 = 8  micro-batches m of a step // micro-batches m d’un pas
-    --chunks INT>=1  stages v that each rank holds (default: the schedule's own)
-        // étages v que porte chaque rang (par défaut : ceux de l’ordonnancement)
-    --times F,I,W = 1,1,1  time of F,I,W (forward, backward for input, for weights) or of F,B, of one stage
-        // durée de F,I,W (passe avant, arrière pour l’entrée, pour les poids) ou de F,B, d’un étage
-    --stage-times T,T,…  how many times as long each stage takes, one number per stage (of all chunks)
-        // combien de fois plus longtemps dure chaque étage, un nombre par étage (tous les chunks)
-    --latency FLOAT = 0  time of a message between ranks // durée d’un message entre rangs
-    --sends {"|".join(SENDS)} = buffered  buffered: the sender goes on; paired, rendezvous: it waits for the receiver
-        // buffered : l’émetteur continue ; paired, rendezvous : il attend le récepteur
-    --memory-limit FLOAT  activations that a rank may keep, in stage-micro-batches
-        // activations qu’un rang peut garder, en micro-batches d’étage
-    --color kind|micro_batch|chunk|version = kind  what colours say in a picture
-        // ce que disent les couleurs d’une image
-    --png FILE  picture to write (.png, .svg, .pdf) // image à écrire (.png, .svg, .pdf)
-    --trace FILE  Chrome/Perfetto trace to write // trace Chrome/Perfetto à écrire
-    --csv FILE  order to write, as torch reads it // ordre à écrire, au format de torch
-    --from-csv FILE  take the order from a CSV instead of a name // prendre l’ordre d’un CSV au lieu d’un nom
-    --compare  a table of schedules // un tableau d’ordonnancements
-    --list  what schedules there are // les ordonnancements qui existent
-    """,
-    JSON,
-)
+@verb("pipeline", schedules=", ".join(SCHEDULES), sends="|".join(SENDS))
 def pipeline_command(args: Given, answer: Answer) -> None:
     """Draw, compare or export schedules."""
     _check(args)
@@ -256,14 +226,9 @@ def _compare(args: Given, answer: Answer) -> None:
         draw_comparison(rows, size, args["png"], times_of(args))
         tell_written(args["png"])
     if args["json"]:
-        answer([row_document(row) for row in rows])
+        answer([{**document(row.timeline), "over_memory_limit": row.over_limit} for row in rows])
         return
-    answer(
-        en=f"{size[0]} ranks, {size[1]} micro-batches; times in units of one stage (chunk); peak in micro-batches "
-        "of a rank",
-        fr=f"{size[0]} rangs, {size[1]} micro-batches ; temps en unités d’un étage (chunk) ; pic en micro-batches "
-        "d’un rang",
-    )
+    answer(phrase("units of a comparison", ranks=size[0], micro_batches=size[1]))
     answer(compare_table(rows))
     if excluded:
         left_out = ", ".join(excluded)
@@ -319,11 +284,6 @@ def document(timeline: Timeline, memory_limit: float | None = None) -> dict[str,
         "critical_path": [str(schedule.actions[index]) for index in critical_path(timeline)],
         "torch_refusal": torch_refusal(schedule),
     }
-
-
-def row_document(row: ScheduleRow) -> dict[str, Any]:
-    """Write one row of a comparison as plain JSON data."""
-    return {**document(row.timeline), "over_memory_limit": row.over_limit}
 
 
 def _idle(timeline: Timeline) -> dict[str, float]:
@@ -390,10 +350,7 @@ def compare_table(rows: Sequence[ScheduleRow]) -> Table:
         shares = map(spaced_percent, (timeline.bubble_fraction, timeline.bubble_overhead))
         torch = "—" if torch_refusal(schedule) else yes_no(True)
         cells.append((name, str(schedule.chunks), *times, *shares, amount(peak) + (" !" if over else ""), torch))
-    head = titles(
-        en="schedule; chunks; makespan; span; bound; fraction; overhead; peak; torch",
-        fr="ordonnancement; étages/rang; makespan; span; borne; fraction; surcoût; pic; torch",
-    )
+    head = phrase.titles("columns of schedules")
     return Table(head, tuple(cells), whole=1)
 
 
@@ -433,22 +390,12 @@ def listing(as_json: bool) -> Any:
 
 @verb(
     "partition",
-    MODEL,
-    f"""
-    --stages INT>=1 = 4  pipeline stages // étages du pipeline
-    --by {"|".join(MEASURES)}  what a block weighs (default: parameters)
-        // ce que pèse un bloc (par défaut : parameters)
-    --pattern REGEX  regular expression found in the class of the blocks that count (--by regex)
-        // expression régulière cherchée dans la classe des blocs qui comptent (--by regex)
-    --compare  the cuts in other units // les découpages dans d’autres unités
-    """,
-    config_flags(
+    measures="|".join(MEASURES),
+    config=config_flags(
         *("model", "data", "image_size", "sequence_length", "micro_batch", "micro_batches", "device"),
         *("tp", "tensor_parts"),
         micro_batches=8,
     ),
-    PNG,
-    JSON,
 )
 def partition_command(args: Given, answer: Answer) -> None:
     """Cut a model into stages, and show how even they are."""
@@ -482,10 +429,7 @@ def partition_command(args: Given, answer: Answer) -> None:
     answer(partition_tables.methods_table(cuts, weighed, config.layout.micro_batches))
     answer(partition_tables.legend(config.layout.micro_batches))
     if model_shapes(config).enclosing is not None:
-        answer(
-            en=f"{weighed.kinds[-1]}: what is outside of the repeated blocks, such as stem and head, counted last",
-            fr=f"{weighed.kinds[-1]} : ce qui est hors des blocs répétés, p. ex. la tige et la tête, compté en dernier",
-        )
+        answer(phrase("outside of the blocks", kind=weighed.kinds[-1]))
     if imbalances:
         answer("")
         answer(partition_tables.units_table(imbalances))
@@ -548,15 +492,9 @@ def _answer_tensor_plan(config: RunConfig, args: Given, answer: Answer) -> None:
         )
         for row in rows
     )
-    head = titles(
-        en="layer; number; how it is split; heads; weights of a rank; collective",
-        fr="couche; nombre; découpage; têtes; poids d’un rang; collective",
-    )
+    head = phrase.titles("columns of layers")
     answer(Table(head, cells, f"{config.model_name}, tp={tp}", align="l", whole=3))
-    answer(
-        en=f"per micro-batch of {config.layout.micro_batch}: {len(sums)} all-reduces, {format_bytes(sum(sums))}",
-        fr=f"par micro-batch de {config.layout.micro_batch} : {len(sums)} all-reduce, {format_bytes(sum(sums))}",
-    )
+    answer(phrase("all-reduces of a micro-batch", config=config, count=len(sums), sent=sum(sums)))
     answer(f"tp_plan = {json.dumps(plan, indent=4)}")
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal, say, spaced_percent
-from dlojz.base.table import Table, facts, titles
+from dlojz.base.language import one_of, refusal, spaced_percent
+from dlojz.base.table import Table, facts
 from dlojz.cli import main
 from dlojz.cli.memory import messages_of
-from dlojz.cli.options import FIGURE, JSON, WORDS, Answer, Given, check_needs, option_of, tell, tell_written, verb
+from dlojz.cli.options import WORDS, Answer, Given, check_needs, option_of, phrase, tell, tell_written, verb
 from dlojz.hardware.decoder_size import DecoderSize
 
 if TYPE_CHECKING:
@@ -29,54 +29,7 @@ SIZES = ("layers", "hidden", "heads", "vocabulary")
 _SWITCHES = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
-@verb(
-    "plan",
-    """
-    --model NAME  of the catalogue, timm:NAME, torchvision:NAME, hf:FOLDER, FILE.py:FUNCTION, or a published decoder
-        (default: coatnet_7)
-        // du catalogue, timm:NOM, torchvision:NOM, hf:DOSSIER, FICHIER.py:FONCTION, ou un décodeur publié (par défaut :
-        coatnet_7)
-    --from FILE  configuration of Megatron-LM, NeMo, torchtitan, DeepSpeed, accelerate, axolotl, TRL or a Trainer: what
-        its keys mean here, where it would stop, memory and seconds, the cheapest changes in its own syntax
-        // configuration de Megatron-LM, NeMo, torchtitan, DeepSpeed, accelerate, axolotl, TRL ou d’un Trainer : ce que
-        ses clés signifient ici, où elle s’arrêterait, mémoire et secondes, les changements les moins chers dans sa
-        syntaxe
-    --cluster NAME = jean_zay_a100  name, a TOML file of one's own, or here // nom, fichier TOML à soi, ou here
-    --device NAME|FILE  GPU instead of the cluster's: a name, or a TOML file that describes it (docs/instructors.md)
-        // GPU à la place de celui du calculateur : un nom, ou un fichier TOML qui le décrit (docs/instructors.md)
-    --gpus INT[,INT]  how many; several: 8,16,32 (default: 8) // combien ; plusieurs : 8,16,32 (par défaut : 8)
-    --nodes INT>=1  with --from: how many nodes // avec --from : combien de nœuds
-    --batch INT>=1  samples of one step (default: 64) // échantillons d’une itération (par défaut : 64)
-    --layers INT>=1  of a decoder given by its sizes // d’un décodeur donné par ses tailles
-    --hidden INT>=1  its width // sa largeur
-    --heads INT>=1  its attention heads // ses têtes d’attention
-    --vocabulary INT>=1  its vocabulary // son vocabulaire
-    --sequence-length INT>=1  tokens of a sample // tokens d’un échantillon
-    --image-size INT>=1  pixels of a side // pixels d’un côté
-    --precision bf16|fp16|fp32|fp8  by default bf16 where the GPU has it // par défaut bf16 si le GPU l’a
-    --overlap WORDS  messages beside computation: none, or of tensor, gradients, weights (default: all)
-        // messages pendant le calcul : none, ou parmi tensor, gradients, weights (par défaut : tous)
-    --shards INT>=1  data-parallel ranks that states are sharded over, with a copy on each such group (HSDP), e.g. 8
-        // rangs de données sur lesquels les états sont découpés, avec une copie par groupe (HSDP), par exemple 8
-    --software FIELDS  not today's, e.g. "torch=2.0 attention_kernel=flash2 fused_loss=yes"
-        // autre que celui d’aujourd’hui : "torch=2.0 attention_kernel=flash2 fused_loss=yes"
-    --engine NAME[,NAME]  libraries, e.g. torch,deepspeed // bibliothèques : torch,deepspeed …
-    --steps INT>=1  of the training // de l’entraînement
-    --hours FLOAT  within which it must end; of the job // durée accordée ; du travail
-    --qos NAME  whose hours limit the training (with --steps) // dont la durée limite l’entraînement
-    --why FIELDS  ask for one layout: "tp=8 pp=12" // interroger une configuration : "tp=8 pp=12"
-    """,
-    FIGURE,
-    """
-    --write FOLDER  folder for the files of the best // dossier pour les fichiers de la meilleure
-    --account NAME  whose hours the job script bills // compte que facture le script
-    --top INT>=1 = 12  lines of each list // lignes de chaque liste
-    --measure  with --cluster here: run the first three too (with --top as many), side by side
-        // avec --cluster here : exécuter aussi les trois premières (avec --top, autant), côte à côte
-    --script  print the best one's job script // afficher le script du travail
-    """,
-    JSON,
-)
+@verb("plan")
 def plan_command(args: Given, answer: Answer) -> int:
     """Plan, and show the plan; exits with 1 if the layout asked for with `--why` is refused."""
     if args["from"]:
@@ -266,17 +219,8 @@ def _write(best: Any, folder: Path, args: Given) -> None:
 
 
 FROM_OPTIONS: Final = (
-    "from",
-    "cluster",
-    "device",
-    "gpus",
-    "nodes",
-    "batch",
-    "model",
-    "sequence_length",
-    "vocabulary",
-    "precision",
-    "json",
+    *("from", "cluster", "device", "gpus", "nodes"),
+    *("batch", "model", "sequence_length", "vocabulary", "precision", "json"),
 )
 
 
@@ -374,10 +318,7 @@ def plan_here_answer(args: Given, answer: Answer) -> int:
         if len(kinds) == 1:
             tell(en=f"Running 1 layout, {ROUNDS} steps…", fr=f"Exécution d’une configuration, {ROUNDS} itérations…")
         else:
-            tell(
-                en=f"Running {len(kinds)} layouts in turns, {ROUNDS} steps each…",
-                fr=f"Exécution de {len(kinds)} configurations à tour de rôle, {ROUNDS} itérations chacune…",
-            )
+            tell(phrase("layouts run in turns", layouts=len(kinds), rounds=ROUNDS))
         measured_s = measure_steps([kind.config for kind in kinds], ROUNDS)
     if args["figure"]:
         result.figure(measured_s or None, args["figure"])
@@ -399,9 +340,7 @@ def plan_here_answer(args: Given, answer: Answer) -> int:
 def _table(result: Any, top: int, measured_s: list[float]) -> Table:
     from dlojz.planner.answer import seconds
 
-    head = titles(
-        en="layout; predicted step; to the best; measured", fr="configuration; itération prédite; au meilleur; mesurée"
-    )
+    head = phrase.titles("columns of layouts here")
     rows = []
     for index, row in enumerate(result.table(top)):
         measured_text = seconds(measured_s[index]) if index < len(measured_s) else ""
@@ -411,36 +350,16 @@ def _table(result: Any, top: int, measured_s: list[float]) -> Table:
 
 def _verdict(layouts: list[str], measured_s: list[float]) -> str:
     if len(measured_s) == 1:
-        return say(
-            en="Only the first choice was measured: nothing can win against it.",
-            fr="Seul le premier choix a été mesuré : il n’a pas de concurrent.",
-        )
+        return phrase("one choice measured")
     best = measured_s.index(min(measured_s))
     # How much longer the predicted best takes than the measured best, as a share.
     loss = spaced_percent(measured_s[0] / measured_s[best] - 1)
     if best == 0:
-        return say(
-            en=f"The first choice wins, as predicted: it is the fastest of the {len(measured_s)} that were measured.",
-            fr=f"Le premier choix gagne, comme prédit : c’est le plus rapide des {len(measured_s)} mesurés.",
-        )
-    return say(
-        en=f"{layouts[best]} wins: the first choice takes {loss} longer than it, the best of the {len(measured_s)} "
-        "that were measured.",
-        fr=f"{layouts[best]} gagne : le premier choix prend {loss} de plus que lui, le meilleur des {len(measured_s)} "
-        "mesurés.",
-    )
+        return phrase("first choice wins", count=len(measured_s))
+    return phrase("another choice wins", layout=layouts[best], loss=loss, count=len(measured_s))
 
 
-@verb(
-    "validate",
-    """
-    [TABLE…]  tables to show row by row, or a CSV file such as those of dlojz/hardware/data/evidence
-        // tableaux à montrer ligne par ligne, ou un fichier CSV comme ceux de dlojz/hardware/data/evidence
-    --device NAME|FILE  GPU instead of that of the rows' clusters: a name, or a TOML file that describes it
-        // GPU à la place de celui des calculateurs : un nom, ou un fichier TOML qui le décrit
-    """,
-    JSON,
-)
+@verb("validate")
 def validate_command(args: Given, answer: Answer) -> None:
     """Show the errors of the cost model."""
     from dlojz.cost_model.validation import first_choices, validate, validate_memory, validated

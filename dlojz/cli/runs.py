@@ -10,7 +10,6 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -22,22 +21,14 @@ from dlojz.base.language import decimal, format_seconds, refusal, say
 from dlojz.base.table import Table, titles
 from dlojz.cli import main
 from dlojz.cli.options import (
-    FIGURE,
-    JSON,
-    MODEL,
     REST,
-    ROOT,
-    RUN_WORD,
-    SCHEDULER,
     WORDS,
     Answer,
     Given,
     assumed_fields,
-    config_flags,
     config_of,
-    flags,
     option_of,
-    predicting_flags,
+    phrase,
     progress_bar,
     scheduler_of,
     target_device,
@@ -51,30 +42,8 @@ if TYPE_CHECKING:
     from dlojz.cost_model.measured_machine import Measured
     from dlojz.running.run import Run
 
-PROCESSES = flags("""
-    --processes INT>=1  processes you mean to use; refused unless dp × tp × pp × cp gives as many
-        // processus prévus ; refusé si dp × tp × pp × cp en donne un autre nombre
-""")
-
-
-SCRIPT_OR_MODEL = flags("""
-    [SCRIPT.py|MODEL]  script of your own, run unchanged; or model of the catalogue, like --model (`dlojz models`)
-        // script à vous, exécuté tel quel ; ou modèle du catalogue, comme --model (`dlojz models`)
-""")
-OF_SCRIPTS = flags("""
-    --nproc INT>=1 = 1  processes of the script, started as torchrun does, also a single one
-        // processus du script, lancés comme par torchrun, même un seul
-    --first-step-s FLOAT = 600  seconds after which a script that has made no optimizer step is ended
-        // secondes après lesquelles un script qui n’a fait aucun pas d’optimiseur est arrêté
-    --parity  run the script on one process too, on the same samples, and say what N processes do otherwise, and why
-        // exécuter aussi le script sur un processus, avec les mêmes échantillons, et dire ce que N processus font
-        autrement, et pourquoi
-    --parity-steps INT>=1 = 100  optimizer steps after which --parity ends the runs
-        // pas d’optimiseur après lesquels --parity arrête les exécutions
-    -m --run-module MODULE  module to run as a script, as `python -m` does // module à exécuter, comme par `python -m`
-    -- ARGUMENTS  words for the script; without one, a launcher's command // mots pour le script ; sans lui, commande
-        d’un lanceur
-""")
+OF_SCRIPTS = ("nproc", "first_step_s", "parity", "parity_steps", "run_module", REST)
+"""Options of `dlojz run` that only a script takes."""
 BESIDE_A_SCRIPT = frozenset(
     {WORDS, REST, "run_module", "nproc", "first_step_s", "device", "time_limit_s", "root", "json", "again", "on"}
     | {"parity", "parity_steps", "machine", "account", "qos", "reservation"}
@@ -82,37 +51,14 @@ BESIDE_A_SCRIPT = frozenset(
 """Options of `dlojz run` that a script takes."""
 
 
-@verb(
-    "run",
-    SCRIPT_OR_MODEL,
-    config_flags,
-    PROCESSES,
-    OF_SCRIPTS,
-    """
-    --on PLACE  where: local, slurm or replay (default: slurm for --device cuda where there is one, else local)
-        // où : local, slurm ou replay (par défaut : slurm pour --device cuda s’il y en a un, sinon local)
-    --machine NAME  machine file of the cluster, see `dlojz machines` (default: this cluster's)
-        // fichier de machine du calculateur, voir `dlojz machines` (par défaut : celui d’ici)
-    """,
-    SCHEDULER,
-    """
-    --checkpoint-every INT>=1  steps between two checkpoints (default: one before the time limit only)
-        // nombre de pas entre deux points de reprise (par défaut : un seul, avant la limite de temps)
-    --time-limit-s FLOAT  seconds after which the run is stopped
-        // secondes après lesquelles l’exécution est arrêtée
-    --again  run again although a run of this request exists
-        // exécuter à nouveau même si cette demande a déjà été exécutée
-    """,
-    ROOT,
-    JSON,
-)
+@verb("run")
 def run_command(args: Given, answer: Answer) -> int:
     """Train, then show the measurement beside the prediction."""
     if (script := _script_of(args)) is not None:
         return _run_script(*script, args, answer)
-    for flag in OF_SCRIPTS:
-        if flag.name in args:
-            option = "--" if flag.name == REST else flag.option
+    for name in OF_SCRIPTS:
+        if name in args:
+            option = "--" if name == REST else option_of(name)
             raise refusal(
                 en=f"{option} is for a script, but none was named: write `dlojz run train.py`, or leave it out.",
                 fr=f"{option} concerne un script, mais aucun n’est nommé : écrivez `dlojz run train.py`, ou "
@@ -140,10 +86,7 @@ def run_command(args: Given, answer: Answer) -> int:
         root=args["root"],
     )
     if run.record is not None:
-        tell(
-            en=f"{run.run_id}: this request was run before; its record is shown (--again runs it again).",
-            fr=f"{run.run_id} : cette demande a déjà été exécutée ; voici ses mesures (--again recommence).",
-        )
+        tell(phrase("run before", run=run))
     return _show_run(run.follow(), args, answer)
 
 
@@ -181,10 +124,7 @@ def _show_run(run: Run, args: Given, answer: Answer) -> int:
 
     record = run.record
     if record is None:
-        tell(
-            en=f"{run.run_id} ended without a record: see `dlojz logs {run.run_id}`.",
-            fr=f"{run.run_id} s’est terminée sans mesures : voir `dlojz logs {run.run_id}`.",
-        )
+        tell(phrase("ended without a record", run=run))
         return main.FAILED
     if args["json"]:
         answer(record.to_dict())
@@ -359,14 +299,7 @@ class LogTail:
                     print(visible(over.rstrip("\r").rpartition("\r")[2]), end=end, file=sys.stderr, flush=True)
 
 
-@verb(
-    "predict",
-    MODEL,
-    predicting_flags,
-    PROCESSES,
-    "--rank INT = 0  rank whose footprint is shown // rang dont on donne l’empreinte",
-    JSON,
-)
+@verb("predict")
 def predict_command(args: Given, answer: Answer) -> None:
     """Show the predicted footprint."""
     from dlojz.display.memory_tables import assumed_sentence
@@ -433,15 +366,7 @@ def demo_configs(steps: int = 30, processes: int = DEMO_PROCESSES) -> list[RunCo
     return [RunConfig.of(model="coatnet_tiny", data="digits", steps=steps, **layout) for layout in layouts]
 
 
-@verb(
-    "demo",
-    """
-    --steps INT>=1 = 30  optimizer steps of each run // pas de chaque exécution
-    --again  run again what was run before // refaire ce qui a déjà été exécuté
-    """,
-    ROOT,
-    JSON,
-)
+@verb("demo")
 def demo_command(args: Given, answer: Answer) -> int:
     """Run, compare, explain."""
     from dlojz.compare import compare
@@ -462,11 +387,7 @@ def demo_command(args: Given, answer: Answer) -> int:
         answer("\n" + "\n".join(comparison.findings()))
         answer(en=f"figure: {figure}", fr=f"figure : {figure}")
     took = format_seconds(time.monotonic() - started_s)
-    tell(
-        en=f"{len(runs)} runs in {took}. Next: `make lab` for the notebooks, `dlojz run train.py` for your own script.",
-        fr=f"{len(runs)} exécutions en {took}. Ensuite : `make lab` pour les notebooks, `dlojz run train.py` pour "
-        "votre propre script.",
-    )
+    tell(phrase("end of the demo", count=len(runs), took=took))
     return main.DONE if all(run.state == "completed" for run in runs) else main.FAILED
 
 
@@ -534,7 +455,7 @@ def _draw(update: Callable[..., None], run: Run, label: str, _: str) -> None:
     update(len(losses), run.config.steps, f"{label}, {figures}")
 
 
-@verb("runs", ROOT, JSON)
+@verb("runs")
 def runs_command(args: Given, answer: Answer) -> None:
     """List the runs."""
     from dlojz.running.run import runs as listing
@@ -543,15 +464,12 @@ def runs_command(args: Given, answer: Answer) -> None:
     if args["json"]:
         answer(summaries)
     elif not summaries:
-        answer(
-            en="there is no run yet: start one with `dlojz run --dp 2`.",
-            fr="il n’y a pas encore d’exécution : commencez par `dlojz run --dp 2`.",
-        )
+        answer(phrase("no run yet"))
     else:
         answer(_table(summaries))
 
 
-@verb("logs", RUN_WORD, "--rank INT  one rank only // un seul rang", ROOT)
+@verb("logs")
 def logs_command(args: Given, answer: Answer) -> None:
     """Print the logs of a run."""
     from dlojz.running.run import find
@@ -564,7 +482,7 @@ def logs_command(args: Given, answer: Answer) -> None:
     answer(printed)
 
 
-@verb("cancel", RUN_WORD, ROOT)
+@verb("cancel")
 def cancel_command(args: Given, answer: Answer) -> None:
     """Ask a run to stop."""
     from dlojz.running.run import cancel_lost, find
@@ -638,17 +556,7 @@ def _age(age_s: float | None) -> str:
 MOST_COMPARED = 12
 
 
-@verb(
-    "compare",
-    [replace(RUN_WORD[0], metavar="[RUN…]")],
-    FIGURE,
-    """
-    --overlay FILE  picture of a pipeline's measured step under its simulation (of the last run named)
-        // image du pas mesuré d’un pipeline sous sa simulation (de la dernière exécution nommée)
-    """,
-    ROOT,
-    JSON,
-)
+@verb("compare")
 def compare_command(args: Given, answer: Answer) -> None:
     """Show measurements beside predictions."""
     from dlojz.compare import compare
@@ -694,12 +602,7 @@ def _together(newest_first: Sequence[Run]) -> list[Run]:
                 chosen[run.config.hash] = run
     runs = list(chosen.values())[:MOST_COMPARED]
     if len(runs) < len(newest_first):
-        tell(
-            en=f"{len(runs)} of {len(newest_first)} runs are compared: the newest of each layout, same training, at "
-            f"most {MOST_COMPARED}; name others to compare them.",
-            fr=f"Exécutions comparées : {len(runs)} sur {len(newest_first)}, la plus récente de chaque découpage, même "
-            f"entraînement, au plus {MOST_COMPARED} ; nommez-en d’autres pour les comparer.",
-        )
+        tell(phrase("runs compared", compared=len(runs), runs=len(newest_first), most=MOST_COMPARED))
     return runs[::-1]
 
 

@@ -24,10 +24,6 @@ from dlojz.campaign.report import brief, foreseen, hours, report_folder, row_of,
 from dlojz.campaign.results import Asked, Outlook, Result, find_run, judged, outlook, result_of
 from dlojz.cli import main
 from dlojz.cli.options import (
-    HTML,
-    JSON,
-    ROOT,
-    SCHEDULER,
     WORDS,
     Answer,
     Given,
@@ -35,6 +31,7 @@ from dlojz.cli.options import (
     console,
     fields_of,
     option_of,
+    phrase,
     scheduler_of,
     tell,
     tell_written,
@@ -49,25 +46,7 @@ from dlojz.running.store import runs_root
 BACKENDS = ("local", "slurm")
 
 
-@verb(
-    "bench",
-    f"""
-    [CAMPAIGN]  a campaign of the course, or a TOML file; without one, they are listed
-        // une campagne du cours, ou un fichier TOML ; sans rien, elles sont listées
-    --dry-run  show what it would cost; start nothing // montrer le coût ; ne rien lancer
-    --report  only write the report // écrire seulement le rapport
-    --on {"|".join(BACKENDS)}  where it runs (default: slurm where the campaign names machines)
-        // où elle s’exécute (par défaut : slurm si la campagne nomme des machines)
-    --machine NAME  machine in place of those of the campaign // machine à la place de celles de la campagne
-    """,
-    SCHEDULER,
-    """
-    --again  run again what was run before // refaire ce qui a déjà été exécuté
-    --cancel  cancel its runs that are queued or running // annuler ses exécutions en file ou en cours
-    """,
-    ROOT,
-    JSON,
-)
+@verb("bench", backends="|".join(BACKENDS))
 def bench_command(args: Given, answer: Answer) -> int:
     """Run a campaign, or predict its cost."""
     names = args[WORDS]
@@ -141,10 +120,7 @@ def _cancel(plan: CampaignPlan, root: Path, answer: Answer | None) -> int:
         answer({"asked_to_stop": [run.run_id for run in ended], "points": len(plan.points)})
     for run in ended:
         tell(en=f"asked to stop: {run.run_id}", fr=f"arrêt demandé : {run.run_id}")
-    tell(
-        en=f"{len(ended)} of {len(plan.points)} points were queued or running. What was measured is kept.",
-        fr=f"{len(ended)} points sur {len(plan.points)} étaient en file ou en cours. Les mesures sont conservées.",
-    )
+    tell(phrase("points cancelled", ended=len(ended), points=len(plan.points)))
     return main.DONE
 
 
@@ -216,11 +192,7 @@ def _drive(
             return drive(plan, outlooks, root, on_change=lambda results: live.update(_following(results)), **options)
     except KeyboardInterrupt:
         if on == "slurm":
-            tell(
-                en="jobs that were sent stay in the queue: the same command finds them again, with --cancel it cancels "
-                "them.",
-                fr="les travaux soumis restent en file : la même commande les retrouve, et --cancel les annule.",
-            )
+            tell(phrase("jobs stay in the queue"))
         raise
 
 
@@ -257,9 +229,7 @@ def _tell_more(plan: CampaignPlan, results: Sequence[Result], dry: bool) -> None
         costs = [result.outlook.most_hours for result in results if result.outlook.most_hours is not None]
         normalised = [r.outlook.normalised_hours for r in results if r.outlook.normalised_hours is not None]
         no = sum(result.outlook.fits is False for result in results)
-        site = say(
-            en=f", {hours(sum(normalised))} normalised hours", fr=f", {hours(sum(normalised))} heures normalisées"
-        )
+        site = phrase("normalised hours", hours=hours(sum(normalised)))
         tell(
             en=f"{len(results)} points; {no} are predicted not to fit; at most {hours(sum(costs))} "
             f"GPU-hours{site if normalised else ''}. Nothing was started.",
@@ -274,19 +244,7 @@ STYLE = (
 )
 
 
-@verb(
-    "board",
-    """
-    FOLDER  folder with one folder per student // dossier contenant un dossier par étudiant
-    --pseudonyms  show stable pseudonyms in place of names // montrer des pseudonymes stables au lieu des noms
-    --key FILE  file of the key that makes the pseudonyms, made on first use, readable by you alone
-        (default: ~/.config/dlojz/board.key)
-        // fichier de la clé des pseudonymes, créé au premier usage, lisible par vous seul
-        (par défaut : ~/.config/dlojz/board.key)
-    """,
-    HTML,
-    JSON,
-)
+@verb("board")
 def board_command(args: Given, answer: Answer) -> None:
     """Show the class."""
     check_needs(args, "key", "pseudonyms")
@@ -303,16 +261,8 @@ def board_command(args: Given, answer: Answer) -> None:
 
 def board_table(students: Sequence[Student]) -> Table:
     """Lay out the board, one row per student."""
-    head = titles(
-        en="student; last exercise; done, by lab; challenges; own script; best runs; runs; GPU-hours; "
-        "last activity (UTC); remarks",
-        fr="étudiant; dernier exercice; réussis, par TP; défis; script personnel; meilleures exécutions; exécutions; "
-        "heures GPU; dernière activité (UTC); remarques",
-    )
-    note = say(
-        en="Students can write what they like into their own folders: the board is for helping, not for marking.",
-        fr="Les étudiants écrivent ce qu’ils veulent dans leur dossier : ce tableau sert à aider, non à noter.",
-    )
+    head = phrase.titles("columns of the board")
+    note = phrase("board is for helping")
     return Table(head, tuple(map(_row, students)), align="l", notes=(note,))
 
 

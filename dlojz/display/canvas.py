@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import matplotlib as mpl
 from matplotlib import rc_context
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -28,10 +29,13 @@ from matplotlib.patheffects import withStroke
 from matplotlib.text import Text
 from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter, ScalarFormatter
 
-from dlojz.base.language import refusal, shortest
-from dlojz.base.table import safe
+from dlojz.base.language import SentenceFile, refusal, shortest
+from dlojz.base.table import safe, visible
 from dlojz.display.drawing import Box, Drawing, Line, Words
-from dlojz.display.style import DPI, EDGE, HEADING, RULE, SHADOW, SMALL, Style, legible
+from dlojz.display.style import DPI, EDGE, HEADING, NORMAL, RULE, SHADOW, SMALL, Style, legible
+
+phrase = SentenceFile(Path(__file__).parent / "figures" / "data" / "figures.toml", visible=visible)
+"""Writes the sentences of all figures: titles, and what they show in words."""
 
 MimeBundle = tuple[dict[str, Any], dict[str, Any]]
 
@@ -229,6 +233,12 @@ def caption(axes: Axes, *, x: str = "", y: str = "", title: str = "", size: floa
         axes.set_ylabel(y)
     if title:
         axes.set_title(title, loc="left", fontsize=size)
+
+
+def below(figure: Figure, handles: Sequence[Artist], columns: int, side: str = "center", height: float = 1.2) -> None:
+    """Draw the legend of a whole figure below it, in the middle or on one side; `height` is that of its signs."""
+    options: dict[str, Any] = {"loc": f"outside lower {side}", "ncols": columns}
+    figure.legend(handles=list(handles), frameon=False, fontsize=NORMAL, handleheight=height, **options)
 
 
 def swatch(style: Style, label: str, linewidth: float = 0.6) -> Patch:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from dlojz.base.language import format_count, format_seconds, minus, say
 from dlojz.by_hand.collectives.simulation import Held, Simulation, Transfer
+from dlojz.display.tables import phrase
 
 
 def _chunks(chunks: tuple[int, ...], undivided: bool) -> str:
@@ -17,10 +18,7 @@ def _chunks(chunks: tuple[int, ...], undivided: bool) -> str:
     # Two chunks are named one by one: "1 to 2" is no shorter.
     if chunks == tuple(range(chunks[0], chunks[-1] + 1)) and len(chunks) > 2:
         return say(en=f"chunks {chunks[0]} to {last_chunk}", fr=f"les morceaux {chunks[0]} à {last_chunk}")
-    return say(
-        en=f"chunks {', '.join(leading_chunks)} and {last_chunk}",
-        fr=f"les morceaux {', '.join(leading_chunks)} et {last_chunk}",
-    )
+    return phrase("several chunks", chunks=", ".join(leading_chunks), last_chunk=last_chunk)
 
 
 def transfer_words(transfer: Transfer, undivided: bool = False) -> str:
@@ -39,21 +37,13 @@ def transfer_words(transfer: Transfer, undivided: bool = False) -> str:
         act = say(en="adds it", fr="l’ajoute au sien") if transfer.add else say(en="keeps it", fr="le garde")
     # "chunk 2", "chunks 0, 2 and 3", or the whole message.
     chunk_words = _chunks(transfer.chunks, undivided)
-    return say(
-        en=f"rank {transfer.source} sends {chunk_words} to rank {transfer.to}, which {act}",
-        fr=f"le rang {transfer.source} envoie {chunk_words} au rang {transfer.to}, qui {act}",
-    )
+    return phrase("transfer", transfer=transfer, chunk_words=chunk_words, act=act)
 
 
 def step_words(simulation: Simulation, step: int) -> list[str]:
     """Say each message of a step, numbered from 1; step 0 is the start."""
     if step == 0:
-        return [
-            say(
-                en="before the first step: what each rank has",
-                fr="avant la première étape : ce que détient chaque rang",
-            )
-        ]
+        return [phrase("before the first step")]
     undivided = len(simulation.states[0][0]) == 1
     return [transfer_words(transfer, undivided) for transfer in simulation.transfers[step - 1]]
 

@@ -14,15 +14,17 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, NamedTuple
 
-from dlojz.base.language import format_bytes, format_seconds, refusal, say
+from dlojz.base.language import SentenceFile, format_bytes, format_seconds, refusal, say
 from dlojz.base.table import titles
 from dlojz.config.layout import DEFAULT_ORDER, RankGrid, RankPlace
 from dlojz.display.drawing import LETTER, Box, Dashes, Drawing, Line, Shape, Words
-from dlojz.display.style import EDGE, GREY, INK, PALE, SERIES, SKY, VERMILION, legible
+from dlojz.display.style import EDGE, GREY, INK, PALE, SERIES, SKY, VERMILION, label, legible
 from dlojz.prediction.link_traffic import Crossing
 
 if TYPE_CHECKING:
     from dlojz.display.canvas import LabFigure
+
+phrase = SentenceFile(Path(__file__).parent / "data" / "grid_drawing.toml")
 
 MOST_DRAWN = 512
 """Ranks of the largest picture: beyond, a cell has no room for its number."""
@@ -145,10 +147,7 @@ def scene_of(grid: RankGrid, axis: str) -> GridScene:
 def _tip(grid: RankGrid, rank: int, group: int, axis: str) -> str:
     """Tell a rank's position and group, for whoever points at its cell."""
     positions = ", ".join(f"{name} {grid.position(rank, name)}" for name in grid.named_axes)
-    return say(
-        en=f"rank {rank}: {positions}; group {group} along {axis}",
-        fr=f"rang {rank} : {positions} ; groupe {group} selon {axis}",
-    )
+    return phrase("tip of a rank", rank=rank, positions=positions, group=group, axis=axis)
 
 
 def title_of(grid: RankGrid, axis: str) -> str:
@@ -162,9 +161,7 @@ def title_of(grid: RankGrid, axis: str) -> str:
     if 0 < spanning < groups:
         stays = say(en=f"{spanning} across nodes", fr=f"dont {spanning} à cheval sur des nœuds")
     many = "" if groups == 1 else "s"
-    return say(
-        en=f"{axis}: {groups} group{many} of {size}, {stays}", fr=f"{axis} : {groups} groupe{many} de {size}, {stays}"
-    )
+    return phrase("title of an axis", axis=axis, groups=groups, many=many, size=size, stays=stays)
 
 
 def _join(source: GridCell, target: GridCell, crosses: bool) -> Join:
@@ -311,10 +308,7 @@ def _panel(scene: GridScene, left: float, top: float, cell_pt: float) -> Iterato
 def _bars(crossing: Crossing, top: float) -> Iterator[Shape]:
     """Bytes of one step along each axis: plain inside nodes, hatched between them."""
     axes = [axis for axis in AXIS_ORDER if crossing.grid.communicates(axis)] or ["dp"]
-    heading = say(
-        en="Bytes per step, sent by all ranks (plain: inside a node; hatched: between nodes)",
-        fr="Octets par pas, envoyés par tous les rangs (uni : dans un nœud ; hachuré : entre nœuds)",
-    )
+    heading = phrase("caption of bars")
     yield Words(8, top, heading, 9.5)
     # At least 1, so that a grid that sends nothing has no division by 0.
     largest_bytes = max(
@@ -326,35 +320,21 @@ def _bars(crossing: Crossing, top: float) -> Iterator[Shape]:
         yield Box(46, y, inside_bytes * per_byte, 0.65 * BAR_PT, SKY)
         yield Box(46 + inside_bytes * per_byte, y, far * per_byte, 0.65 * BAR_PT, VERMILION, "//")
         yield Words(40, y + 0.33 * BAR_PT, axis, 9.5, "end")
-        label = say(
-            en=f"{format_bytes(inside_bytes)} inside, {format_bytes(far)} between nodes",
-            fr=f"{format_bytes(inside_bytes)} dedans, {format_bytes(far)} entre nœuds",
-        )
+        label = phrase("bytes of a bar", inside_bytes=inside_bytes, far=far)
         yield Words(54 + (inside_bytes + far) * per_byte, y + 0.33 * BAR_PT, label, 8.5)
 
 
 def axis_title(axis: str) -> str:
     """Name an axis in full; what is no axis stays."""
-    return {
-        "tp": "Tensor Parallelism",
-        "cp": "Context Parallelism",
-        "dp": "Data Parallelism",
-        "pp": "Pipeline Parallelism",
-        "twins": say(en="two copies of a stage", fr="deux copies d’un étage"),
-        "tied": say(en="two copies of a tied embedding", fr="deux copies d’un embedding partagé"),
-        "control": say(en="the lab’s own bookkeeping", fr="la comptabilité du TP"),
-    }.get(axis, axis)
+    return label("axis", axis)
 
 
 def size_sentence(grid: RankGrid) -> str:
     """Say ranks, degrees, nodes and order in one line."""
     nodes, world = len(grid.nodes), grid.world_size
     times = f"dp {grid.dp} × pp {grid.pp} × tp {grid.tp}" + (f" × cp {grid.cp}" if grid.cp > 1 else "")
-    return say(
-        en=f"{world} rank{_s(world)} = {times}, on {nodes} node{_s(nodes)} of "
-        f"{grid.gpus_per_node} GPU{_s(grid.gpus_per_node)}, order {grid.order} (innermost first)",
-        fr=f"{world} rang{_s(world)} = {times}, sur {nodes} nœud{_s(nodes)} de "
-        f"{grid.gpus_per_node} GPU, ordre {grid.order} (du plus intérieur au plus extérieur)",
+    return phrase(
+        "size", world=world, s=_s(world), times=times, nodes=nodes, s_2=_s(nodes), grid=grid, s_3=_s(grid.gpus_per_node)
     )
 
 
@@ -366,27 +346,14 @@ def advice(grid: RankGrid) -> str:
     """
     crossing = [axis for axis in AXIS_ORDER if not grid.inside(axis)]
     if not crossing:
-        return say(
-            en="No group leaves its node: nothing of a step goes over the network between nodes.",
-            fr="Aucun groupe ne sort de son nœud : rien d’un pas ne passe par le réseau entre les nœuds.",
-        )
+        return phrase("no group leaves its node")
     if "tp" in crossing:
         return _tensor_crosses(grid)
     clause_of = {
         "stays": say(en="tp stays inside the nodes", fr="tp reste dans les nœuds"),
-        "cp": say(
-            en="cp crosses nodes with the keys and values of each layer, which attention can hide where it is long",
-            fr="cp sort du nœud avec les clés et valeurs de chaque couche, que l’attention peut recouvrir si elle est "
-            "longue",
-        ),
-        "dp": say(
-            en="dp crosses nodes with the gradients of each step, which backward can hide",
-            fr="dp sort du nœud avec les gradients de chaque pas, que la passe arrière peut recouvrir",
-        ),
-        "pp": say(
-            en="pp crosses nodes with activations and their gradients, at the boundaries of stages alone",
-            fr="pp sort du nœud avec des activations et leurs gradients, aux seules frontières des étages",
-        ),
+        "cp": phrase("cp crosses nodes"),
+        "dp": phrase("dp crosses nodes"),
+        "pp": phrase("pp crosses nodes"),
     }
     clauses = [clause_of[axis] for axis in (*(["stays"] if grid.tp > 1 else []), *crossing)]
     return say(en="; ", fr=" ; ").join(clauses) + "."
@@ -397,25 +364,12 @@ def _tensor_crosses(grid: RankGrid) -> str:
     # The largest degree, at most tp, that divides the GPUs of a node.
     fits = max(size for size in range(1, min(grid.tp, grid.gpus_per_node) + 1) if grid.gpus_per_node % size == 0)
     if grid.tp > grid.gpus_per_node:
-        remedy = say(
-            en=f"a node has {grid.gpus_per_node} GPUs, so use tp={fits} or less, and a larger pp",
-            fr=f"un nœud a {grid.gpus_per_node} GPU : prenez tp={fits} ou moins, et un pp plus grand",
-        )
+        remedy = phrase("smaller tp", grid=grid, fits=fits)
     elif grid.gpus_per_node % grid.tp:
-        remedy = say(
-            en=f"{grid.tp} does not divide the {grid.gpus_per_node} GPUs of a node, so use tp={fits}",
-            fr=f"{grid.tp} ne divise pas les {grid.gpus_per_node} GPU d’un nœud : prenez tp={fits}",
-        )
+        remedy = phrase("tp that divides a node", grid=grid, fits=fits)
     else:
-        remedy = say(
-            en=f"put it innermost, order {DEFAULT_ORDER}",
-            fr=f"mettez-le à l’intérieur, ordre {DEFAULT_ORDER}",
-        )
-    return say(
-        en=f"tp crosses nodes: its collectives, several per layer and hardly hidden, go over the network; {remedy}.",
-        fr=f"tp sort du nœud : ses collectives, plusieurs par couche et à peine recouvertes, passent par le réseau ; "
-        f"{remedy}.",
-    )
+        remedy = phrase("tp innermost", order=DEFAULT_ORDER)
+    return phrase("tp crosses nodes", remedy=remedy)
 
 
 def cell_words(grid: RankGrid, axis: str | None = None) -> str:
@@ -430,11 +384,7 @@ def cell_words(grid: RankGrid, axis: str | None = None) -> str:
     cell_pt = _abreast(scenes)[1]
     has_positions = all(len(words) == 3 for scene in scenes for words in _words_of(scene, cell_pt))
     position_phrase = f" position ({axes})," if has_positions else ""
-    return say(
-        en=f"in each cell: rank,{position_phrase} group; lines: neighbours in {whose}, dashed from node to node",
-        fr=f"dans chaque case : rang,{position_phrase} groupe ; traits : voisins dans {whose}, en tirets d’un nœud "
-        "à l’autre",
-    )
+    return phrase("signs of a cell", position_phrase=position_phrase, whose=whose)
 
 
 def _axes(grid: RankGrid, axis: str | None) -> list[str]:

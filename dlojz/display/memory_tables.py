@@ -8,14 +8,25 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlojz import models
-from dlojz.base.language import brief_percent, decimal, format_bytes, format_count, format_seconds, integer, say, yes_no
-from dlojz.base.table import Table, titles, visible
+from dlojz.base.language import (
+    SentenceFile,
+    brief_percent,
+    decimal,
+    format_bytes,
+    format_count,
+    format_seconds,
+    integer,
+    say,
+    yes_no,
+)
+from dlojz.base.table import Table, visible
 from dlojz.config.fields import BLOCK_CHOICES
 from dlojz.config.run_config import RunConfig
-from dlojz.display.style import CATEGORY_STYLES, category_label, needed_label
+from dlojz.display.style import CATEGORY_STYLES, category_label, label, needed_label
 from dlojz.display.tables import beyond_peak
 from dlojz.models.catalogue import spec
 from dlojz.models.foreign.elsewhere import is_own_file
@@ -29,6 +40,8 @@ if TYPE_CHECKING:
     from dlojz.planner.activation_budget import BudgetPlan
     from dlojz.planner.levers import Fit
     from dlojz.prediction.forecast import Beside, Forecast
+
+phrase = SentenceFile(Path(__file__).parent / "data" / "memory_tables.toml", visible=visible)
 
 MOST_BLOCKS = MOST_MODULES = 8
 LEFT_OPEN = ("precision", "micro_batch", "sequence_length")
@@ -66,21 +79,13 @@ def assumed_sentence(config: RunConfig, assumed: Collection[str]) -> str:
         en.append(f"{tokens} tokens per sample")
         fr.append(f"{tokens} tokens par exemple")
     options = ", ".join("--" + name.replace("_", "-") for name in LEFT_OPEN if name in assumed)
-    return say(
-        en=f"Assumed: {', '.join(en)}; other values by {options}.",
-        fr=f"Supposé : {', '.join(fr)} ; autres valeurs par {options}.",
-    )
+    return phrase("assumed", assumed_en=", ".join(en), options=options, assumed_fr=", ".join(fr))
 
 
 def headline(forecast: Forecast) -> str:
     """Name the run, what its model reads, the rank and the device of a forecast; below, the class of transformers."""
     device_title = forecast.device.title if forecast.device else "CPU"
-    sentence = say(
-        en=f"{visible(forecast.config.title)}, micro-batch {forecast.config.layout.micro_batch}"
-        f"{sizes_read(forecast.config)}, on {device_title}: memory of rank {forecast.rank}, predicted",
-        fr=f"{visible(forecast.config.title)}, micro-batch {forecast.config.layout.micro_batch}"
-        f"{sizes_read(forecast.config)}, sur {device_title} : mémoire du rang {forecast.rank}, prédite",
-    )
+    sentence = phrase("headline", forecast=forecast, sizes=sizes_read(forecast.config), device_title=device_title)
     return "\n".join(filter(None, (sentence, input_sentence(forecast.config))))
 
 
@@ -95,11 +100,7 @@ def input_sentence(config: RunConfig) -> str:
     elif _has_classes(config):
         title += say(en=f"; {number} classes", fr=f" ; {number} classes")
     if config.layout.checkpointing != "none" and config.model.startswith("hf:"):
-        title += say(
-            en="; checkpointing recomputes what comes before and after the layers too, which transformers keeps",
-            fr=" ; les points de contrôle font recalculer aussi ce qui précède et suit les couches, que transformers "
-            "garde",
-        )
+        title += phrase("checkpointing around the layers")
     return say(en=f"Model: {title}.", fr=f"Modèle : {title}.")
 
 
@@ -129,14 +130,8 @@ def peak_sentence(forecast: Forecast) -> str:
     filled = ""
     if largest_category is not None and memory.peak_bytes:
         share = brief_percent(at_peak[largest_category] / memory.peak_bytes)
-        filled = say(
-            en=f"; {share} of it: {category_label(largest_category)}",
-            fr=f" ; dont {share} : {category_label(largest_category)}",
-        )
-    peak = say(
-        en=f"Peak: {format_bytes(memory.peak_bytes)}, in the {visible(forecast.moment)}{filled}.",
-        fr=f"Pic : {format_bytes(memory.peak_bytes)} ({visible(forecast.moment)}){filled}.",
-    )
+        filled = phrase("largest category at the peak", share=share, category=category_label(largest_category))
+    peak = phrase("peak", memory=memory, forecast=forecast, filled=filled)
     return "\n".join((peak, *forecast.notes))
 
 
@@ -144,20 +139,12 @@ def compiled_sentence(forecast: Forecast) -> str:
     """Say within which bounds the peak of the compiled step is, and whether it fits into a GPU whatever is fused."""
     compiled, device = forecast.compiled, forecast.device
     low, high = format_bytes(compiled.low_bytes), format_bytes(compiled.high_bytes)
-    sentence = say(
-        en=f"Compiled (torch.compile), the peak is between {low} and {high}: what is fused need not be kept, but the "
-        "results of products are, and the logits at least in the type of the last one.",
-        fr=f"Compilé (torch.compile), le pic est entre {low} et {high} : ce qui est fusionné n’est pas forcément "
-        "gardé, mais les résultats des produits le sont, et les logits au moins dans le type du dernier.",
-    )
+    sentence = phrase("compiled", low=low, high=high)
     if device is None or compiled.limit_bytes is None:
         return sentence
     limit = f"{device.title} ({format_bytes(compiled.limit_bytes)})"
     if compiled.fits is None:
-        return sentence + say(
-            en=f" Whether that fits into {limit} depends on what torch fuses.",
-            fr=f" Que cela tienne sur {limit} dépend de ce que torch fusionne.",
-        )
+        return sentence + phrase("compiled: fitting depends", limit=limit)
     if compiled.fits:
         return sentence + say(en=f" It fits into {limit}.", fr=f" Cela tient sur {limit}.")
     return sentence + say(en=f" It does not fit into {limit}.", fr=f" Cela ne tient pas sur {limit}.")
@@ -167,41 +154,20 @@ def verdict(required_bytes: int, limit_bytes: int, title: str) -> str:
     """Say whether it fits, how much is left or missing, and what a nearly full GPU risks."""
     free_bytes = limit_bytes - required_bytes
     if free_bytes >= 0:
-        sentence = say(
-            en=f"Fits into {title} ({format_bytes(limit_bytes)}): {format_bytes(free_bytes)} are left.",
-            fr=f"Tient sur {title} ({format_bytes(limit_bytes)}) : il reste {format_bytes(free_bytes)}.",
-        )
+        sentence = phrase("fits", title=title, limit_bytes=limit_bytes, free_bytes=free_bytes)
         if required_bytes <= MARGINAL * limit_bytes:
             return sentence
         share = brief_percent(required_bytes / limit_bytes)
-        return sentence + say(
-            en=f" But {share} of it is taken: the allocator may have to free what it caches and ask again, which "
-            "slowed published runs by 15 to 25 %.",
-            fr=f" Mais {share} est pris : l’allocateur devra peut-être rendre ce qu’il garde et redemander, ce qui a "
-            "ralenti de 15 à 25 % des exécutions publiées.",
-        )
-    return say(
-        en=f"Does NOT fit into {title} ({format_bytes(limit_bytes)}): {format_bytes(-free_bytes)} too much.",
-        fr=f"Ne tient PAS sur {title} ({format_bytes(limit_bytes)}) : {format_bytes(-free_bytes)} de trop.",
-    )
+        return sentence + phrase("nearly full", share=share)
+    return phrase("does not fit", title=title, limit_bytes=limit_bytes, free_bytes=-free_bytes)
 
 
 def fit_sentence(fit: Fit, title: str) -> str:
     """Say the largest micro-batch that fits."""
     if fit.micro_batch == 0:
-        return say(
-            en=f"Not even one sample fits into {title}: it takes {format_bytes(fit.taken_bytes)} of "
-            f"{format_bytes(fit.limit_bytes)}.",
-            fr=f"Pas même un exemple ne tient sur {title} : il prend {format_bytes(fit.taken_bytes)} pour "
-            f"{format_bytes(fit.limit_bytes)}.",
-        )
+        return phrase("not one sample fits", title=title, fit=fit)
     plural = "s" * (fit.micro_batch > 1)
-    return say(
-        en=f"Largest micro-batch that fits into {title}: {integer(fit.micro_batch)} sample{plural} "
-        f"({format_bytes(fit.taken_bytes)} of {format_bytes(fit.limit_bytes)}).",
-        fr=f"Le plus grand micro-batch qui tient sur {title} : {integer(fit.micro_batch)} exemple{plural} "
-        f"({format_bytes(fit.taken_bytes)} sur {format_bytes(fit.limit_bytes)}).",
-    )
+    return phrase("largest micro-batch", title=title, fit=fit, plural=plural)
 
 
 def _shares_table(caption: str, sizes: Sequence[tuple[str, int]], category: str = "") -> Table:
@@ -257,14 +223,7 @@ def taken_part(forecast: Forecast) -> Table:
         # A GPU given by its size, of which nothing else is known: say what of that size a process gets.
         if device.is_of_size:
             total, context, nccl = map(format_bytes, (device.memory_bytes, device.context_bytes, device.nccl_bytes))
-            note = say(
-                en=f"{total} are taken as what a process sees (torch.cuda.mem_get_info: less than what is sold); of it "
-                f"{context} are for the CUDA context, and {nccl} for NCCL where ranks communicate, the most of the "
-                "GPUs known here.",
-                fr=f"{total} : ce qu’en voit un processus (torch.cuda.mem_get_info : moins que la taille vendue), "
-                f"dont {context} pour le contexte CUDA et {nccl} pour NCCL si les rangs communiquent, le plus de tous "
-                "les GPU connus ici.",
-            )
+            note = phrase("GPU given by its size", total=total, context=context, nccl=nccl)
             notes = (*notes, note)
     rows += beyond_peak(memory)
     if forecast.expandable_reserved_bytes is not None:
@@ -336,10 +295,7 @@ def module_part(forecast: Forecast) -> Table:
         rows.append(
             (say(en=f"{len(remaining_bytes)} others", fr=f"{len(remaining_bytes)} autres"), sum(remaining_bytes))
         )
-    caption = say(
-        en="Activations kept for backward, by module (one micro-batch)",
-        fr="Activations gardées pour la passe arrière, par module (un micro-batch)",
-    )
+    caption = phrase("caption of modules")
     return _shares_table(caption, rows, "activations")
 
 
@@ -352,11 +308,7 @@ def _module_label(path: str) -> str:
 def rules_part(comparisons: Sequence[Beside], per_parameter: float, parameters: int) -> Table:
     """Compare the rules of thumb with what this rank holds of what they count."""
     amount = decimal(per_parameter, 2)
-    caption = say(
-        en=f"Rules of thumb (Ψ = {format_count(parameters)} parameters; this rank holds {amount} B of states for each)",
-        fr=f"Règles usuelles (Ψ = {format_count(parameters)} paramètres ; ce rang détient {amount} o d’états par "
-        "paramètre)",
-    )
+    caption = phrase("caption of rules", parameters=format_count(parameters), amount=amount)
     return _formulas_table(
         caption, say(en="this rank", fr="ce rang"), [comparison.formula for comparison in comparisons], comparisons
     )
@@ -364,10 +316,7 @@ def rules_part(comparisons: Sequence[Beside], per_parameter: float, parameters: 
 
 def forms_part(comparisons: Sequence[Beside]) -> Table:
     """Compare the papers' closed forms with the trace of one layer."""
-    caption = say(
-        en="Activations of one layer, closed forms beside the trace (s tokens, b samples, h width, a heads)",
-        fr="Activations d’une couche, formules à côté de la trace (s tokens, b exemples, h largeur, a têtes)",
-    )
+    caption = phrase("caption of closed forms")
     labels = [f"{comparison.name}{say(en=':', fr=' :')} {comparison.formula}" for comparison in comparisons]
     return _formulas_table(caption, say(en="trace", fr="trace"), labels, comparisons)
 
@@ -389,10 +338,7 @@ def _formulas_table(caption: str, measured: str, labels: Sequence[str], comparis
 
 def levers_part(levers: Sequence[Lever], now_bytes: int, limit_bytes: int | None = None) -> Table:
     """List what each single change would save, the largest saving first."""
-    head = titles(
-        en="; takes; saves; ; to host RAM; fits; can be run",
-        fr="; prend; économise; ; en RAM hôte; tient; exécutable",
-    )
+    head = phrase.titles("columns of levers")
     rows = [
         (
             lever.change,
@@ -408,10 +354,7 @@ def levers_part(levers: Sequence[Lever], now_bytes: int, limit_bytes: int | None
     ]
     # Columns that are empty in every row are left out, but the first.
     columns = [column for column in range(len(head)) if not column or any(row[column] for row in rows)]
-    caption = say(
-        en=f"Levers, each alone (now: {format_bytes(now_bytes)})",
-        fr=f"Leviers, chacun seul (actuellement : {format_bytes(now_bytes)})",
-    )
+    caption = phrase("caption of levers", now_bytes=now_bytes)
     return Table(
         tuple(head[column] for column in columns), tuple(tuple(row[c] for c in columns) for row in rows), caption
     )
@@ -419,11 +362,7 @@ def levers_part(levers: Sequence[Lever], now_bytes: int, limit_bytes: int | None
 
 def choice_label(choice: str) -> str:
     """Name what becomes of a block's activations (a word of `BLOCK_CHOICES`)."""
-    return {
-        "keep": say(en="keep", fr="garder"),
-        "recompute": say(en="recompute", fr="recalculer"),
-        "offload": say(en="offload", fr="décharger"),
-    }[choice]
+    return label("choice", choice)
 
 
 def budget_sentence(plan: BudgetPlan) -> str:
@@ -431,11 +370,8 @@ def budget_sentence(plan: BudgetPlan) -> str:
     seconds, flops, moved_bytes = plan.tables.costs(plan.choices)
     peak, upper = format_bytes(plan.peak_bytes), format_bytes(plan.kept_peak_bytes)
     paid, recomputed_flops, copied = format_seconds(seconds), format_count(flops, "FLOP"), format_bytes(moved_bytes)
-    return say(
-        en=f"Budget: {format_bytes(plan.budget_bytes)}. Peak: {peak} (with everything kept: {upper}); a step takes "
-        f"{paid} more: {recomputed_flops} recomputed, {copied} moved to host memory and back.",
-        fr=f"Budget : {format_bytes(plan.budget_bytes)}. Pic : {peak} (tout gardé : {upper}) ; un pas prend {paid} de "
-        f"plus : {recomputed_flops} recalculés, {copied} déplacés vers la mémoire de l’hôte et retour.",
+    return phrase(
+        "budget", plan=plan, peak=peak, upper=upper, paid=paid, recomputed_flops=recomputed_flops, copied=copied
     )
 
 
@@ -458,18 +394,12 @@ def budget_part(plan: BudgetPlan) -> Table:
             )
         )
         start = end
-    head = titles(
-        en="; choice; held until backward; recomputed; moved; time",
-        fr="; choix; gardé jusqu’à la passe arrière; recalculé; déplacé; temps",
-    )
+    head = phrase.titles("columns of a budget")
     # FLOP/s, then bytes per second: of the device's memory, of copies to the host.
     computed, *memory = tables.speeds
     memory_rate, copied = (format_count(speed, say(en="B/s", fr="o/s")) for speed in memory[:2])
     rate, waited = format_count(computed, "FLOP/s"), brief_percent(tables.speeds.exposed)
-    note = say(
-        en=f"Time at {rate}, memory at {memory_rate}; copies at {copied}, of which {waited} is waited for.",
-        fr=f"Temps à {rate}, mémoire à {memory_rate} ; copies à {copied}, dont on attend {waited}.",
-    )
+    note = phrase("speeds of a budget", rate=rate, memory_rate=memory_rate, copied=copied, waited=waited)
     return Table(head, tuple(rows), say(en="Choice per block", fr="Choix par bloc"), align="llrrrr", notes=(note,))
 
 

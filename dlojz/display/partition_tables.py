@@ -7,7 +7,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from dlojz.base.language import decimal, say
-from dlojz.base.table import Table, titles, visible
+from dlojz.base.table import Table, visible
+from dlojz.display.style import label
+from dlojz.display.tables import phrase
 from dlojz.pipeline.partition import Partition, total_time
 
 if TYPE_CHECKING:
@@ -16,30 +18,18 @@ if TYPE_CHECKING:
 
 def title(name: str) -> str:
     """Translate a method or a unit."""
-    return {
-        "deepspeed": "DeepSpeed",
-        "uniform": say(en="uniform", fr="uniforme"),
-        "parameters": say(en="parameters", fr="paramètres"),
-        "flops": "FLOPs",
-        "time": say(en="time", fr="temps"),
-    }.get(name, name)
+    return label("cut", name)
 
 
 def headline(model: str, weighed: BlockWeights, stages: int) -> str:
     """Say what is cut, into how many stages, and what is balanced."""
     blocks, model = len(weighed.kinds), visible(model)
-    return say(
-        en=f"{model}: {blocks} blocks, number of stages: {stages}, balanced by: {weighed.title()}",
-        fr=f"{model} : {blocks} blocs, nombre d’étages : {stages}, équilibrés selon : {weighed.title()}",
-    )
+    return phrase("headline of a cut", model=model, blocks=blocks, stages=stages, weight=weighed.title())
 
 
 def stages_table(cut: Partition, weighed: BlockWeights) -> Table:
     """List the stages: blocks, load, share of the mean, what the blocks are."""
-    head = titles(
-        en="stage; blocks; load; ÷ mean; ; what they are",
-        fr="étage; blocs; charge; ÷ moyenne; ; ce qu’ils sont",
-    )
+    head = phrase.titles("columns of stages")
     rows = []
     mean = sum(cut.loads) / cut.num_stages
     for stage, (block_range, load) in enumerate(zip(cut.stages, cut.loads, strict=True)):
@@ -62,10 +52,7 @@ def stages_table(cut: Partition, weighed: BlockWeights) -> Table:
 def methods_table(cuts: Mapping[str, Partition], weighed: BlockWeights, micro_batches: int) -> Table:
     """List each method's bottleneck and step over those of the first, which is the optimum."""
     best = next(iter(cuts.values()))
-    head = titles(
-        en=f"method; bottleneck; ÷ optimum; imbalance; step, m={micro_batches}; blocks per stage",
-        fr=f"méthode; goulot; ÷ optimum; déséquilibre; pas, m={micro_batches}; blocs par étage",
-    )
+    head = phrase.titles("columns of methods", micro_batches=micro_batches)
     shortest = total_time(best.loads, micro_batches)
     rows = tuple(
         (
@@ -83,10 +70,7 @@ def methods_table(cuts: Mapping[str, Partition], weighed: BlockWeights, micro_ba
 
 def legend(micro_batches: int) -> str:
     """Explain the signs of the two tables."""
-    return say(
-        en=f"◀ bottleneck; step: Σ tᵢ + (m − 1) max tᵢ for {micro_batches} micro-batches, against the exact cut's",
-        fr=f"◀ goulot ; pas : Σ tᵢ + (m − 1) max tᵢ pour {micro_batches} micro-batches, rapporté au découpage exact",
-    )
+    return phrase("legend of the cuts", micro_batches=micro_batches)
 
 
 def units_table(imbalances: Mapping[str, Mapping[str, float]]) -> Table:

@@ -43,6 +43,7 @@ from dlojz.display.style import (
     action_label,
     legible,
 )
+from dlojz.display.tables import phrase
 from dlojz.pipeline.analysis import critical_path, gaps, lower_bound
 from dlojz.pipeline.analysis import title_of as cause_title
 from dlojz.pipeline.exchange_formats import labels_of
@@ -631,12 +632,7 @@ def figures_sentence(timeline: Timeline, seconds: bool | None = None) -> str:
     span = ""
     if timeline.span < timeline.makespan * (1 - 1e-9):
         span = say(en=f", span {amount(timeline.span, inside)}", fr=f", portée {amount(timeline.span, inside)}")
-    return say(
-        en=f"makespan {amount(timeline.makespan, inside)}{span}, bubble {spaced_percent(timeline.bubble_fraction)} of "
-        f"the time (fraction) = {spaced_percent(timeline.bubble_overhead)} of the work (overhead)",
-        fr=f"durée {amount(timeline.makespan, inside)}{span}, bulle {spaced_percent(timeline.bubble_fraction)} du "
-        f"temps (fraction) = {spaced_percent(timeline.bubble_overhead)} du travail (surcoût)",
-    )
+    return phrase("figures of a schedule", makespan=amount(timeline.makespan, inside), span=span, timeline=timeline)
 
 
 def action_words(actions: Sequence[Action]) -> list[str]:
@@ -666,10 +662,7 @@ def figure_lines(
     unit = unit_words(inside)
     makespan_meaning = say(en=", first start to last end", fr=", du début à la fin")
     yield say(en="makespan", fr="durée totale (makespan)"), amount(timeline.makespan, inside) + unit + makespan_meaning
-    longest = say(
-        en=", longest of the ranks' own: an iteration without barrier",
-        fr=", la plus longue d’un rang : une itération sans barrière",
-    )
+    longest = phrase("meaning of the span")
     yield say(en="span", fr="portée (span)"), amount(timeline.span, inside) + unit + longest
     spread = say(en=", work spread evenly, no idle time", fr=", sans inactivité")
     yield say(en="ideal", fr="durée idéale"), amount(timeline.ideal, inside) + unit + spread
@@ -680,9 +673,7 @@ def figure_lines(
     peaks = ", ".join(amount(curve.peak) for curve in memory_curves(timeline))
     per_rank = say(en=" (per rank, in stage-micro-batches)", fr=" (par rang, en micro-batches d’étage)")
     yield say(en="peak activations", fr="pic d’activations"), peaks + per_rank
-    bound_meaning = say(
-        en="no schedule with these stages is faster", fr="aucun ordonnancement de ces étages ne fait mieux"
-    )
+    bound_meaning = phrase("meaning of the optimum")
     proven = say(en="the fastest there is, proven", fr="le plus rapide possible, prouvé")
     bounds = ((say(en="lower bound", fr="borne inférieure"), lower_bound, bound_meaning), ("optimum", optimum, proven))
     for name, value, meaning in bounds:
@@ -745,10 +736,7 @@ def compare_figure(first: Timeline, second: Timeline, path: str | Path | None = 
         f"{'plus' if longer >= 0 else 'moins'} ({relative})",
     )
     if abs(longer) <= 1e-9 * max(first.makespan, second.makespan):
-        title = say(
-            en=f"{first.schedule.name} and {second.schedule.name} take the same time",
-            fr=f"{first.schedule.name} et {second.schedule.name} ont la même durée",
-        )
+        title = phrase("same time", first=first, second=second)
     names = [f"{'AB'[number]}. {scene.title}\n{scene.subtitle}" for number, scene in enumerate(scenes)]
     return _figure(schedule_drawing(scenes, title, names, f"{title}. {scenes[0].alt} {scenes[1].alt}"), path)
 

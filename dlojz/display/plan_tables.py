@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from dlojz.base.display_hook import Summary
 from dlojz.base.language import colon, decimal, say, yes_no
 from dlojz.base.table import Lines, Table, facts, safe, tables_html, titles
-from dlojz.display.tables import DASH
+from dlojz.display.tables import DASH, phrase
 from dlojz.planner.space import gigabytes, more_percent, reason_words
 
 if TYPE_CHECKING:
@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 
 def layouts_table(title: str, layouts: Iterable[Choice]) -> Table:
     """List layouts: step, cost, energy, memory; the step of a simulated one is marked by a star."""
-    head = titles(
-        en="layout; step (s); GPU-h / 1000; kWh / 1000; fullest GPU; free",
-        fr="configuration; itération (s); h GPU / 1000; kWh / 1000; GPU le plus rempli; libre",
-    )
+    head = phrase.titles("columns of layouts")
     rows = (
         (
             choice.title,
@@ -45,11 +42,6 @@ def layouts_table(title: str, layouts: Iterable[Choice]) -> Table:
     return Table(head, tuple(rows), title)
 
 
-def short_table(plan: Plan) -> Table:
-    """List what was asked, and the best layout."""
-    return Table(("", ""), tuple(plan.lines()[: 2 + len(plan.best.lines())]), align="l")
-
-
 def fastest_table(plan: Plan, max_rows: int) -> Table:
     """List the fastest layouts."""
     title = say(en="Fastest layouts (* simulated)", fr="Configurations les plus rapides (* simulées)")
@@ -58,10 +50,7 @@ def fastest_table(plan: Plan, max_rows: int) -> Table:
 
 def refusals_table(plan: Plan) -> Table:
     """List the reasons of refusal: how many layouts each refuses, one of them, and its smallest change."""
-    head = titles(
-        en="refused because; layouts; for example, and the smallest change",
-        fr="refusées parce que; configurations; par exemple, et le plus petit changement",
-    )
+    head = phrase.titles("columns of refusals")
     rows = (
         # Of the layouts refused for one reason, that most like the fastest admitted one.
         (reason_words(name), decimal(number, 0), plan.refused.by(name).nearest().in_one_line)
@@ -81,14 +70,12 @@ def tree_table(tree: Tree) -> Table:
 
 
 def _plan_tables(plan: Plan, max_rows: int) -> tuple[Table, ...]:
-    front = say(
-        en="Pareto front: no other is better in time, GPU-hours, energy and free memory at once",
-        fr="Front de Pareto : aucune autre n’est meilleure à la fois en temps, heures GPU, énergie, mémoire libre",
-    )
+    front = phrase("title of the front")
     if max_rows < len(plan.pareto):
         front += f" ({max_rows} / {len(plan.pareto)})"
     return (
-        short_table(plan),
+        # What was asked, and the best layout.
+        Table(("", ""), tuple(plan.lines()[: 2 + len(plan.best.lines())]), align="l"),
         fastest_table(plan, max_rows),
         layouts_table(front, plan.pareto[:max_rows]),
         refusals_table(plan),
@@ -138,9 +125,7 @@ def foreign_keys_table(config: ForeignConfig) -> Table:
     headings = {
         "taken": say(en=f"taken ({counts['taken']})", fr=f"prises en compte ({counts['taken']})"),
         "unknown": say(en=f"unknown ({counts['unknown']})", fr=f"inconnues ({counts['unknown']})"),
-        "effectless": say(
-            en=f"without effect here ({counts['effectless']})", fr=f"sans effet ici ({counts['effectless']})"
-        ),
+        "effectless": phrase("keys without effect", keys=counts["effectless"]),
     }
     rows: list[tuple[str, ...]] = []
     for status, meanings in groups.items():

@@ -6,10 +6,13 @@ Universal Design", whose eight colours are told apart by colour-blind readers.
 
 from __future__ import annotations
 
+import tomllib
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 from dlojz.base.language import say
-from dlojz.results.footprint import CATEGORIES, NO_GRAD, Category
+from dlojz.results.footprint import CATEGORIES, Category
 
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILION, PURPLE, GREY = "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#999999"
@@ -158,19 +161,20 @@ LINE_STYLES: tuple[tuple[str, str, str], ...] = (  # colour, dashes, marker
 )
 
 
+@cache
+def _labels() -> dict[str, dict[str, dict[str, str]]]:
+    return tomllib.loads((Path(__file__).parent / "data" / "labels.toml").read_text(encoding="utf-8"))
+
+
+def label(table: str, name: str) -> str:
+    """Translate a name of one of the tables of `data/labels.toml`; one without translation stays."""
+    pair = _labels()[table].get(name)
+    return say(**pair) if pair else name
+
+
 def category_label(name: str) -> str:
     """Translate a memory category."""
-    return {
-        "weights": say(en="weights", fr="poids"),
-        "gradients": say(en="gradients", fr="gradients"),
-        "optimizer": say(en="optimizer", fr="optimiseur"),
-        "master": say(en="master copy", fr="copie maître"),
-        "activations": say(en="activations", fr="activations"),
-        "buffers": say(en="buffers", fr="tampons"),
-        "workspace": say(en="workspace", fr="temporaires"),
-        "script": say(en="script’s variables", fr="variables du script"),
-        "peak": say(en="peak", fr="pic"),
-    }.get(name, name)
+    return label("category", name)
 
 
 def needed_label() -> str:
@@ -180,31 +184,12 @@ def needed_label() -> str:
 
 def phase_label(name: str) -> str:
     """Translate a phase of a training step; one without translation stays."""
-    return {
-        "forward": say(en="forward", fr="passe avant"),
-        "backward": say(en="backward", fr="passe arrière"),
-        NO_GRAD: say(en="forward without gradients", fr="passe avant sans gradients"),
-        "optimizer": say(en="optimizer", fr="optimiseur"),
-        "communication": say(en="communication", fr="communication"),
-        "wait": say(en="wait for communication", fr="attente de la communication"),
-        "data": say(en="data", fr="données"),
-        "bubble": say(en="bubble", fr="bulle"),
-        "compute": say(en="compute", fr="calcul"),
-    }.get(name, name)
+    return label("phase", name)
 
 
 def action_label(kind: str) -> str:
     """Translate a kind of pipeline action."""
-    return {
-        "F": say(en="forward", fr="passe avant"),
-        "B": say(en="backward", fr="passe arrière"),
-        "I": say(en="backward, input", fr="arrière, entrée"),
-        "W": say(en="backward, weights", fr="arrière, poids"),
-        "O": say(en="forward and backward", fr="avant et arrière"),
-        "U": say(en="update", fr="mise à jour"),
-        "E": say(en="evict", fr="éviction"),
-        "L": say(en="load back", fr="rapatriement"),
-    }.get(kind, kind)
+    return label("action", kind)
 
 
 def phase_style(name: str) -> Style:

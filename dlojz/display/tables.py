@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import rich.table
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from dlojz.base.language import byte_units, decimal, format_bytes, format_count, gap_text, localized, say
+from dlojz.base.language import SentenceFile, byte_units, decimal, format_bytes, format_count, gap_text, localized, say
 from dlojz.base.table import Table, visible
-from dlojz.display.style import category_label, needed_label, phase_label
+from dlojz.display.style import category_label, label, needed_label, phase_label
 from dlojz.results.footprint import CATEGORIES, Footprint, Memory
 
 if TYPE_CHECKING:
     from dlojz.compare import Comparison, PredictedMeasured, RunRow, TrafficPair
     from dlojz.config.run_config import RunConfig
+
+phrase = SentenceFile(Path(__file__).parent / "data" / "tables.toml")
 
 DASH = "—"
 PREDICTED, MEASURED, WRONG = "cyan", "bold", "bold red"
@@ -72,16 +75,7 @@ class ComparisonGrid(NamedTuple):
 
 def status_label(status: str) -> str:
     """Translate the status of a run."""
-    return {
-        "completed": say(en="completed", fr="terminé"),
-        "oom": say(en="oom", fr="mémoire épuisée"),
-        "timeout": say(en="timeout", fr="hors délai"),
-        "cancelled": say(en="cancelled", fr="annulé"),
-        "failed": say(en="failed", fr="échec"),
-        "diverged": say(en="diverged", fr="divergé"),
-        "running": say(en="running", fr="en cours"),
-        "queued": say(en="queued", fr="en attente"),
-    }.get(status, status)
+    return label("status", status)
 
 
 def grid(comparison: Comparison, compact: bool = False) -> ComparisonGrid:
@@ -93,16 +87,10 @@ def grid(comparison: Comparison, compact: bool = False) -> ComparisonGrid:
     rows = comparison.rows
     speed = say(en="Speed (predicted: dp × one process)", fr="Vitesse (prédite : dp × un processus)")
     if any(row.model_ranks > 1 for row in rows):
-        speed = say(
-            en="Speed (predicted: one process × ranks, less the bubble)",
-            fr="Vitesse (prédite : un processus × rangs, moins la bulle)",
-        )
+        speed = phrase("speed of one process")
     if words := next((row.calibration for row in rows if row.calibration), ""):
         speed = say(en=f"Speed (predicted: this machine, {words})", fr=f"Vitesse (prédite : cette machine, {words})")
-    loss = say(
-        en="Loss (predicted: the same training on one process)",
-        fr="Perte (prédite : le même entraînement sur un seul processus)",
-    )
+    loss = phrase("loss of one process")
     scripts = all(row.recognised for row in rows)
     if scripts:
         loss, speed = say(en="Loss", fr="Perte"), say(en="Speed", fr="Vitesse")
@@ -168,11 +156,7 @@ def _what_differs(first: RunRow, second: RunRow) -> Iterator[str]:
         largest = sorted(changes.items(), key=lambda pair: -abs(pair[1]))
         parts = ", ".join(f"{category_label(name)} {_signed(change, format_bytes)}" for name, change in largest)
         before, after = map(format_bytes, peaks)
-        yield say(
-            en=f"peak: {before} with {first.title}, {after} with {second.title}; largest of each category: {parts}.",
-            fr=f"pic : {before} avec {first.title}, {after} avec {second.title} ; maximum de chaque catégorie : "
-            f"{parts}.",
-        )
+        yield phrase("peaks of two scripts", before=before, first=first, after=after, second=second, parts=parts)
     if first.step_s and second.step_s:
         # In the order of the first run; phases that only one run has cannot be compared.
         common = [name for name in first.phases_s if name in second.phases_s]
@@ -181,10 +165,7 @@ def _what_differs(first: RunRow, second: RunRow) -> Iterator[str]:
             for name in common
         )
         before, after = _milliseconds(first.step_s), _milliseconds(second.step_s)
-        yield say(
-            en=f"step: {before} ms with {first.title}, {after} ms with {second.title}: {parts}.",
-            fr=f"pas : {before} ms avec {first.title}, {after} ms avec {second.title} : {parts}.",
-        )
+        yield phrase("steps of two scripts", before=before, first=first, after=after, second=second, parts=parts)
 
 
 def _signed(change: float, write: Callable[[Any], str]) -> str:
@@ -480,10 +461,7 @@ def footprint_table(config: RunConfig, footprint: Footprint) -> Table:
         (say(en="parameters of the model", fr="paramètres du modèle"), format_count(footprint.parameters)),
         (say(en="computation", fr="calcul"), per_step),
     ]
-    heading = say(
-        en=f"{config.title}: predicted for rank {footprint.rank}",
-        fr=f"{config.title} : prédit pour le rang {footprint.rank}",
-    )
+    heading = phrase("predicted for a rank", config=config, footprint=footprint)
     return Table(("", ""), tuple(rows), heading)
 
 
@@ -502,9 +480,7 @@ def _traffic_rows(footprint: Footprint) -> list[tuple[str, str]]:
 
 def messages_table(footprint: Footprint) -> Table:
     """Lay out the messages of a footprint: bytes of what is reduced or gathered, and calls."""
-    heading = say(
-        en=f"Messages of rank {footprint.rank}, predicted", fr=f"Messages du rang {footprint.rank}, prédits"
-    )
+    heading = say(en=f"Messages of rank {footprint.rank}, predicted", fr=f"Messages du rang {footprint.rank}, prédits")
     return Table(("", ""), tuple(_traffic_rows(footprint)), heading)
 
 

@@ -6,9 +6,10 @@ import math
 import statistics
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
-from dlojz.base.language import decimal, integer, say, spaced_percent
+from dlojz.base.language import SentenceFile, decimal, integer, say, spaced_percent
 from dlojz.base.table import Table, titles
 from dlojz.cost_model.validation import (
     LEAST_LAYOUTS,
@@ -22,13 +23,12 @@ from dlojz.cost_model.validation import (
 )
 from dlojz.hardware.evidence import Measurement
 
+phrase = SentenceFile(Path(__file__).parent / "data" / "validation_tables.toml")
+
 
 def validation_table(results: Sequence[TableResult]) -> Table:
     """List the errors of all tables."""
-    head = titles(
-        en="table; rows; half; max; left out; max; constant; rank corr.; other tools",
-        fr="tableau; lignes; moitié; max; écarté; max; constant; corr. rang; autres outils",
-    )
+    head = phrase.titles("columns of errors")
     rows = tuple(
         (
             result.name,
@@ -45,29 +45,15 @@ def validation_table(results: Sequence[TableResult]) -> Table:
     )
     title = say(en="Seconds of a step: mean absolute error", fr="Durée d’un pas : erreur absolue moyenne")
     notes = (
-        say(
-            en="rows: held out of the fit / all; half: on those held out; left out: on all rows, by a fit that saw no "
-            "row of the table nor of its software",
-            fr="lignes : écartées de l’ajustement / toutes ; moitié : sur les premières ; écarté : sur toutes, par un "
-            "ajustement qui n’a vu aucune ligne du tableau ni de son logiciel",
-        ),
-        say(
-            en="constant: FLOP/s per GPU that are the same for all rows, the best number for these very rows; "
-            "rank corr.: Spearman, of FLOP/s per GPU",
-            fr="constant : FLOP/s par GPU égaux pour toutes les lignes, le meilleur nombre pour ces lignes mêmes ; "
-            "corr. rang : Spearman, des FLOP/s par GPU",
-        ),
+        phrase("rows and halves"),
+        phrase("constant and rank correlation"),
     )
     return Table(head, rows, title, align="lrrrrrrrl", whole=1, notes=notes)
 
 
 def regret_table(results: Sequence[TableResult]) -> Table:
     """List what the planner's first choice loses, for each model with enough measured layouts."""
-    head = titles(
-        en="model; GPUs; batch; layouts; fastest predicted; fastest measured; regret; at random; rank corr.",
-        fr="modèle; GPU; batch; configurations; la plus rapide prédite; la plus rapide mesurée; regret; au sort; "
-        "corr. rang",
-    )
+    head = phrase.titles("columns of regrets")
     rows: list[tuple[str, ...]] = []
     for result in results:
         choices = first_choices(result)
@@ -81,21 +67,8 @@ def regret_table(results: Sequence[TableResult]) -> Table:
         words = say(en="median and worst, mean corr.", fr="médiane et pire, corr. moyenne")
         # Under the models of a table: its median and worst regret, its mean correlation.
         rows.append((words, *[""] * 5, median_and_worst, "", correlation))
-    title = say(
-        en="Regret of the planner's first choice, table left out",
-        fr="Regret du premier choix du planificateur, tableau écarté",
-    )
-    notes = (
-        say(
-            en=f"of models with at least {LEAST_LAYOUTS} layouts measured on as many GPUs with one batch; regret: "
-            "measured seconds of the layout predicted fastest over the least measured, less one; at random: of any "
-            "layout, in the mean; layouts: dp·tp·pp·cp, micro-batch",
-            fr=f"des modèles dont au moins {LEAST_LAYOUTS} configurations ont été mesurées sur autant de GPU avec un "
-            "même batch ; regret : durée mesurée de la configuration prédite la plus rapide sur la moindre mesurée, "
-            "moins un ; au sort : d’une configuration quelconque, en moyenne ; configurations : dp·tp·pp·cp, "
-            "micro-batch",
-        ),
-    )
+    title = phrase("title of regret")
+    notes = (phrase("regret", layouts=LEAST_LAYOUTS),)
     return Table(head, tuple(rows), title, align="lrrrllr", notes=notes)
 
 
@@ -141,10 +114,7 @@ def memory_table(memory: MemoryResult) -> Table:
             str(len(memory.activations)),
         ),
         (
-            say(
-                en="model states of Korthikanti et al., who leave out the embedding",
-                fr="états du modèle de Korthikanti et al., qui omettent l’embedding",
-            ),
+            phrase("states without the embedding"),
             _between(states),
             str(len(states)),
         ),
@@ -171,9 +141,7 @@ def memory_table(memory: MemoryResult) -> Table:
         share = spaced_percent(fullest.predicted_bytes / fullest.capacity_bytes, 0)
         refused = f"{sum(reading.too_much for reading in table_readings)} {of_word} {len(table_readings)}"
         table_rows.append((name, refused, say(en=f"fullest GPU {share}", fr=f"GPU le plus rempli {share}")))
-    title = say(
-        en="Memory of the fullest GPU: predicted against read", fr="Mémoire du GPU le plus rempli : prédite et relevée"
-    )
+    title = phrase("title of memory")
     return Table(titles(en="what; figure; of", fr="quoi; chiffre; sur"), tuple(table_rows), title, align="lrl")
 
 
@@ -186,26 +154,16 @@ def _not_found(missed: Reading, readings: Sequence[Reading]) -> str:
     """Say what was predicted of a row that ran out, and how many rows that ran need as much by the prediction."""
     count = sum(reading.predicted_bytes >= missed.predicted_bytes for reading in readings)
     name, gigabytes = missed.row.row, decimal(missed.predicted_bytes / 1e9)
-    return say(
-        en=f"not found: {name}, predicted at {gigabytes} GB; {count} rows that ran are predicted to need as much",
-        fr=f"non trouvée : {name}, prédite à {gigabytes} Go ; {count} lignes qui ont tourné demandent autant selon le "
-        "modèle",
-    )
+    return phrase("not found", name=name, gigabytes=gigabytes, count=count)
 
 
 def interval_table(results: Sequence[TableResult]) -> Table:
     """List what is called "four in five": factors on a predicted time, and what they cover."""
-    head = titles(
-        en="GPU; tables; rows; measured over predicted; covered of a table left out",
-        fr="GPU; tableaux; lignes; mesuré sur prédit; couvert d’un tableau écarté",
-    )
+    head = phrase.titles("columns of intervals")
     rows = []
     for profile in dict.fromkeys(result.profile for result in results):
         factors, number = interval(profile), sum(result.profile == profile for result in results)
-        between = say(
-            en=f"{decimal(factors.low, 2)} to {decimal(factors.high, 2)}",
-            fr=f"{decimal(factors.low, 2)} à {decimal(factors.high, 2)}",
-        )
+        between = phrase("interval", factors=factors)
         prefix = say(en="its own held-out half: ", fr="sa propre moitié mise de côté : ") if number == 1 else ""
         rows.append(
             (profile.upper(), str(number), str(factors.rows), between, prefix + spaced_percent(factors.coverage, 0))
@@ -220,10 +178,7 @@ def rows_table(result: TableResult, *, seconds: bool = False) -> Table:
         seconds: whether the seconds that the others predict stand before their errors.
     """
     tools = list(dict.fromkeys(figure.tool for row_result in result.rows for figure in row_result.row.published))
-    head = titles(
-        en="row; GPUs; dp·tp·pp·cp; micro-batch; measured s; predicted s; error; ",
-        fr="ligne; GPU; dp·tp·pp·cp; micro-batch; mesuré s; prédit s; erreur; ",
-    )
+    head = phrase.titles("columns of rows")
     other_columns = titles(en="left out; constant", fr="écarté; constant")
     error = say(en="error", fr="erreur")
     # With seconds each way of predicting takes two columns, else one.

@@ -10,9 +10,12 @@ collectives entered per group; `sends` and `receives` the messages posted per ch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from dlojz.base.language import rounded, say
+from dlojz.base.language import SentenceFile, rounded, say
+
+phrase = SentenceFile(Path(__file__).parent / "data" / "hang_diagnosis.toml")
 
 Kind = Literal["missing", "order", "shape", "arguments", "deadlock", "timeout", "peer", "lost"]
 State = Mapping[str, Any]
@@ -23,10 +26,6 @@ class RankFault(NamedTuple):
 
     kind: Kind
     message: str
-
-
-def _fault(kind: Kind, *, en: str, fr: str) -> RankFault:
-    return RankFault(kind, say(en=en, fr=fr))
 
 
 def listed(ranks: Iterable[int], *, french: bool) -> str:
@@ -96,30 +95,9 @@ def _differing(
     for ranks in sorted(ranks_by_key.values(), key=lambda ranks: (-len(ranks), ranks))[:3]:
         call, (en, fr) = calls[ranks[0]], _both(ranks)
         words = call_words(call) + (f" ({call['how']})" if kind == "arguments" else "")
-        several = len(ranks) > 1
-        called.append(
-            say(
-                en=f"{en} {'call' if several else 'calls'} {words}",
-                fr=f"{fr} {'appellent' if several else 'appelle'} {words}",
-            )
-        )
-    title, advice = {
-        "order": say(
-            en="Different order: |Every rank must call the same collectives in the same order.",
-            fr="Ordre différent : |Tous les rangs doivent appeler les mêmes communications collectives dans le même "
-            "ordre.",
-        ),
-        "shape": say(
-            en="Different shape: |All must hold the same number of elements of the same type.",
-            fr="Forme différente : |Il faut partout le même nombre d’éléments, du même type.",
-        ),
-        "arguments": say(
-            en="Different arguments: |Root and operation must be the same on every rank.",
-            fr="Arguments différents : |La racine et l’opération doivent être les mêmes sur tous les rangs.",
-        ),
-    }[kind].split("|")
+        called.append(phrase("several call" if len(ranks) > 1 else "one calls", en=en, fr=fr, words=words))
     but = say(en="but", fr="mais")
-    return RankFault(kind, f"{title}{called[0]}, {but} {', '.join(called[1:])}. {advice}")
+    return RankFault(kind, phrase(kind, calls=f"{called[0]}, {but} {', '.join(called[1:])}"))
 
 
 def _is_message(call: Mapping[str, Any]) -> bool:
@@ -173,55 +151,36 @@ def explain_stuck(states: Sequence[State], rank: int) -> RankFault:
 def _waits(states: Sequence[State], rank: int) -> str:
     """Write what a waiting rank waits for, in words."""
     call = states[rank]["waiting"]
-    peer = call.get("peer")
-    if call["op"] == "recv":
-        return say(
-            en=f"rank {rank} waits to receive from rank {peer}", fr=f"le rang {rank} attend un message du rang {peer}"
-        )
-    if call["op"] == "send":
-        return say(
-            en=f"rank {rank} waits for rank {peer} to receive its message",
-            fr=f"le rang {rank} attend que le rang {peer} reçoive son message",
-        )
+    if _is_message(call):
+        key = "waits to receive" if call["op"] == "recv" else "waits to be received"
+        return phrase(key, rank=rank, peer=call.get("peer"))
     awaited_ranks, words = awaited(states, rank), call_words(call)
     if not awaited_ranks:
-        return say(en=f"rank {rank} waits in {words}", fr=f"le rang {rank} attend dans {words}")
+        return phrase("waits", rank=rank, words=words)
     return waits_in(rank, words, awaited_ranks)
 
 
 def waits_in(rank: int, words: str, awaited_ranks: Iterable[int]) -> str:
     """Write for whom a rank waits in a collective, `words`."""
     en, fr = _both(awaited_ranks)
-    return say(en=f"rank {rank} waits in {words} for {en}", fr=f"le rang {rank} attend, dans {words}, {fr}")
+    return phrase("waits for ranks", rank=rank, words=words, en=en, fr=fr)
 
 
 def _last(states: Sequence[State], rank: int) -> str:
     error, last_call = states[rank].get("error"), states[rank].get("last")
     if error:
-        return say(en=f"it was stopped by {error}", fr=f"le rang {rank} a été arrêté par {error}")
+        return phrase("stopped", rank=rank, error=error)
     if last_call:
-        return say(en=f"its last one was {last_call}", fr=f"dernier appel du rang {rank} : {last_call}")
-    return say(en="it has called none", fr=f"le rang {rank} n’en a appelé aucune")
+        return phrase("last call", rank=rank, last_call=last_call)
+    return phrase("no call", rank=rank)
 
 
 def _missing(states: Sequence[State], rank: int, ended_ranks: list[int]) -> RankFault:
     call, peer = states[rank]["waiting"], ended_ranks[0]
     kind: Kind = "peer" if states[peer].get("error") else "missing"
-    if call["op"] == "recv":
-        return _fault(
-            kind,
-            en=f"Missing message: rank {rank} waits to receive from rank {peer}, but rank {peer} has ended "
-            "without sending it.",
-            fr=f"Message manquant : le rang {rank} attend un message du rang {peer}, mais le rang {peer} a "
-            "terminé sans l’envoyer.",
-        )
-    if call["op"] == "send":
-        return _fault(
-            kind,
-            en=f"Missing receiver: rank {rank} sends to rank {peer}, but rank {peer} has ended without receiving.",
-            fr=f"Destinataire manquant : le rang {rank} envoie au rang {peer}, mais le rang {peer} a terminé "
-            "sans recevoir.",
-        )
+    if _is_message(call):
+        key = "missing message" if call["op"] == "recv" else "missing receiver"
+        return RankFault(kind, phrase(key, rank=rank, peer=peer))
     waiting = [
         member
         for member, state in enumerate(states)
@@ -262,13 +221,13 @@ def missing_ranks(
     waits_en, waits_fr = ("waited", "ont attendu" if plural else "a attendu")
     if when != "past":
         waits_en, waits_fr = ("wait", "attendent") if plural else ("waits", "attend")
-    return _fault(
-        kind,
-        en=f"Missing rank: {en} {begin_en} {words}, in which {waiting_en} {waits_en}{detail}. A collective needs every "
-        "rank of its group.",
-        fr=f"Rang manquant : {fr} {begin_fr} {words}, où {waiting_fr} {waits_fr}{detail}. Une communication collective "
-        "a besoin de tous les rangs de son groupe.",
+    message = phrase(
+        "missing rank",
+        **{"en": en, "fr": fr, "words": words, "detail": detail},
+        **{"begin_en": begin_en, "waiting_en": waiting_en, "waits_en": waits_en},
+        **{"begin_fr": begin_fr, "waiting_fr": waiting_fr, "waits_fr": waits_fr},
     )
+    return RankFault(kind, message)
 
 
 def _same_call(call_a: Mapping[str, Any], call_b: Mapping[str, Any]) -> bool:
@@ -283,11 +242,7 @@ def _deadlock(states: Sequence[State], cycle: list[int]) -> RankFault:
     advice = ""
     messages = {states[rank]["waiting"]["op"] for rank in cycle}
     if messages in ({"send"}, {"recv"}):
-        verbs = ("send", "envoient") if messages == {"send"} else ("receive", "reçoivent")
-        advice = say(
-            en=f" All of them {verbs[0]} first: use isend and irecv, then wait for both.",
-            fr=f" Tous {verbs[1]} d’abord : utilisez isend et irecv, puis attendez la fin des deux.",
-        )
+        advice = phrase("all send" if messages == {"send"} else "all receive")
     return deadlock(cycle, [_waits(states, rank) for rank in sorted(cycle)], advice)
 
 
@@ -295,13 +250,8 @@ def deadlock(cycle: Iterable[int], waits: Sequence[str], advice: str = "") -> Ra
     """Say that ranks wait for one another, each in its words."""
     en, fr = _both(cycle)
     waits_text, hidden_count = ", ".join(waits[:4]), len(waits) - 4
-    continuation = (
-        say(en=f", and so on ({hidden_count} more)", fr=f", et ainsi de suite (encore {hidden_count})")
-        if hidden_count > 0
-        else ""
-    )
-    between = say(en=f"Deadlock between {en}: ", fr=f"Interblocage entre {fr} : ")
-    return RankFault("deadlock", f"{between}{waits_text}{continuation}.{advice}")
+    more = phrase("and so on", number=hidden_count) if hidden_count > 0 else ""
+    return RankFault("deadlock", phrase("deadlock", en=en, fr=fr, waits=waits_text, more=more, advice=advice))
 
 
 def explain_timeout(states: Sequence[State], rank: int, limit_s: float) -> RankFault:
@@ -311,46 +261,23 @@ def explain_timeout(states: Sequence[State], rank: int, limit_s: float) -> RankF
     limit, call = rounded(limit_s, 2), states[rank]["waiting"]
     # The sender has posted it and dropped its Work object, and with it the message.
     if not busy and call["op"] == "recv" and call["channel"] in states[call["peer"]].get("lost", {}):
-        peer = call["peer"]
-        return _fault(
-            "timeout",
-            en=f"Time limit: {waits} for more than {limit} s. Rank {peer} has called isend, but did not call wait() on "
-            "the Work object that it returned, and the message is lost: keep that object, and wait().",
-            fr=f"Temps écoulé : {waits} depuis plus de {limit} s. Le rang {peer} a bien appelé isend, mais pas wait() "
-            "sur l’objet Work renvoyé, et le message est perdu : gardez cet objet, et appelez wait().",
-        )
+        return RankFault("timeout", phrase("message lost", waits=waits, limit=limit, peer=call["peer"]))
     if not busy:
-        return _fault(
-            "timeout",
-            en=f"Time limit: {waits} for more than {limit} s, although every rank has called it.",
-            fr=f"Temps écoulé : {waits} depuis plus de {limit} s, alors que tous les rangs l’ont appelée.",
-        )
+        return RankFault("timeout", phrase("all have called", waits=waits, limit=limit))
     (en, fr), plural = _both(busy), len(busy) > 1
     last_text = "." if plural else f" ({_last(states, busy[0])})."
-    return _fault(
-        "timeout",
-        en=f"Time limit: after {limit} s {waits}; {en} {'are' if plural else 'is'} still computing{last_text}",
-        fr=f"Temps écoulé : au bout de {limit} s, {waits} ; {fr} {'calculent' if plural else 'calcule'} "
-        f"encore{last_text}",
-    )
+    key = "several compute" if plural else "one computes"
+    return RankFault("timeout", phrase(key, waits=waits, limit=limit, en=en, fr=fr, last=last_text))
 
 
 def explain_lost(ranks: Iterable[int]) -> RankFault:
     """Explain that the processes of ranks are gone."""
     lost_ranks = sorted(ranks)
-    several = len(lost_ranks) > 1
-    return _fault(
-        "lost",
-        en=f"Lost: the process of {listed(lost_ranks, french=False)} ended while others were waiting for it.",
-        fr=f"Perdu : {'les processus des' if several else 'le processus du'} {listed(lost_ranks, french=True)} "
-        f"{'se sont arrêtés' if several else 's’est arrêté'} en pleine attente des autres rangs.",
-    )
+    key = "several processes lost" if len(lost_ranks) > 1 else "process lost"
+    en, fr = listed(lost_ranks, french=False), listed(lost_ranks, french=True)
+    return RankFault("lost", phrase(key, en=en, fr=fr))
 
 
 def explain_stopped(rank: int, error: str) -> RankFault:
     """Explain that an exception stopped a rank while others communicated with it."""
-    return _fault(
-        "peer",
-        en=f"Missing rank: rank {rank} was stopped by {error} while others were talking to it.",
-        fr=f"Rang manquant : le rang {rank} a été arrêté par {error} alors que d’autres communiquaient avec lui.",
-    )
+    return RankFault("peer", phrase("stopped by an error", rank=rank, error=error))

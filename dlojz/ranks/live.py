@@ -23,11 +23,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
 from dlojz.base.display_hook import in_notebook, wanted
-from dlojz.base.language import language, one_of, say
+from dlojz.base.language import SentenceFile, language, one_of, say
 from dlojz.base.machine import patience
 from dlojz.ranks import rank_setup, thread_ranks
 from dlojz.ranks.cluster import Event, LocalCluster, RankCluster
@@ -43,6 +44,8 @@ from dlojz.ranks.show import (
     still_to_do,
     unknown_names,
 )
+
+phrase = SentenceFile(Path(__file__).parent / "data" / "live.toml")
 
 GRACE_S = (1.0, 2.0)
 """Seconds after the first interrupt (a late rank hears nothing yet) and after the second, each times `patience()`; then
@@ -300,20 +303,13 @@ def _answer(so_far: CellAnswer, value: Mapping[str, Any], interruption: CellFail
 
 def all_lost() -> str:
     """Return the message for ranks whose supervisor is gone."""
-    return say(
-        en="the ranks have ended, all of them, with their variables: start them again, e.g. with %%ranks 4.",
-        fr="les rangs se sont tous arrêtés, et leurs variables sont perdues : redémarrez-les, par exemple avec "
-        "%%ranks 4.",
-    )
+    return phrase("all ranks lost")
 
 
 def _no_answer(rank: int, reason: str) -> str:
     who = say(en=f"rank {rank}" if rank >= 0 else "a rank", fr=f"le rang {rank}" if rank >= 0 else "un rang")
     cause = f" ({reason})" if reason else ""
-    return say(
-        en=f"{who} does not answer{cause}: run the cell again, or %ranks restart.",
-        fr=f"{who} ne répond pas{cause} : relancez la cellule, ou %ranks restart.",
-    )
+    return phrase("no answer", who=who, cause=cause)
 
 
 @contextmanager
@@ -637,12 +633,7 @@ class Ranks:
         if not missing:
             return ""
         names = ",".join(missing)
-        return say(
-            en=f"{', '.join(missing)}: known in the notebook, not on the ranks, which have their own variables; "
-            f"%%ranks --with {names} sends a copy along.",
-            fr=f"Le notebook connaît {', '.join(missing)}, mais pas les rangs, qui ont leurs propres variables ; "
-            f"%%ranks --with {names} en envoie une copie.",
-        )
+        return phrase("names of the notebook", missing=", ".join(missing), names=names)
 
 
 def _cluster() -> RankCluster:
@@ -652,10 +643,7 @@ def _cluster() -> RankCluster:
 
 
 def _none_running() -> str:
-    return say(
-        en="no ranks are running: start some, e.g. with %%ranks 4.",
-        fr="aucun rang n’est en cours : démarrez-en, par exemple avec %%ranks 4.",
-    )
+    return phrase("no ranks running")
 
 
 def show(output: CellOutput | RankStatus) -> None:
@@ -677,10 +665,7 @@ def _value(name: str, rank: int, answer: Mapping[str, Any]) -> Any:
     if answer["problem"] == "unknown":
         description = say(en=f"name on rank {rank}", fr=f"nom sur le rang {rank}")
         # After a cell that failed, what it should have left is missing: its name is right.
-        unmade = say(
-            en=" If a %%ranks cell is to make it, run that cell to its end first.",
-            fr=" Si une cellule %%ranks doit le produire, exécutez-la d’abord jusqu’au bout.",
-        )
+        unmade = phrase("run the cell to its end")
         raise RanksRefused(one_of(description, name, answer["names"]) + unmade)
     raise RanksRefused(
         en=f"{name} cannot be brought back from rank {rank} ({answer['type']}: {answer['problem']}). Print it in a "

@@ -12,14 +12,17 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from dlojz.base.language import format_bytes, language, say, shortest
-from dlojz.base.table import Table, Tabular, safe, titles, without_escapes
+from dlojz.base.language import SentenceFile, format_bytes, language, say, shortest
+from dlojz.base.table import Table, Tabular, safe, without_escapes
 from dlojz.display.style import BLUE
 from dlojz.processes.hang_diagnosis import listed
 from dlojz.ranks.rank_setup import TEXT_BYTES
+
+phrase = SentenceFile(Path(__file__).parent / "data" / "show.toml")
 
 NOT_DONE = "NotDone"
 """Class name of the exception of an exercise still to do; the class itself belongs to a room above."""
@@ -154,11 +157,7 @@ def _sentence(trouble: CellFailure, ranks: list[int]) -> str:
     if trouble.kind == "exit":
         return _ended(trouble, who, plural)
     if trouble.kind == "limit":
-        return say(
-            en=f"{who}: still running after {_seconds(trouble)}, the limit of this cell (--limit); interrupted.",
-            fr=f"{who} : exécution non terminée au bout de {_seconds(trouble)}, la limite de cette cellule (--limit) ; "
-            "interrompue.",
-        )
+        return phrase("over the limit", who=who, seconds=_seconds(trouble))
     if trouble.kind == "stopped":
         return say(en=f"{who}: interrupted.", fr=f"{who} : exécution interrompue.")
     if _between_ranks(trouble):
@@ -178,38 +177,20 @@ def _seconds(trouble: CellFailure) -> str:
 
 def _ended(trouble: CellFailure, who: str, plural: bool) -> str:
     code = trouble.exit_code
-    stopped_fr = "les processus ont été arrêtés" if plural else "le processus a été arrêté"
+    stopped = phrase("processes ended") if plural else phrase("process ended")
     if trouble.limit_s:
-        return say(
-            en=f"{who}: still running after {_seconds(trouble)} and deaf to the interrupt; the process was ended.",
-            fr=f"{who} : toujours en cours au bout de {_seconds(trouble)}, sans réagir à l’interruption ; "
-            f"{stopped_fr}.",
-        )
+        return phrase("deaf to the limit", who=who, seconds=_seconds(trouble), stopped=stopped)
     if trouble.name == "KeyboardInterrupt":
-        return say(
-            en=f"{who}: deaf to the interrupt; the process was ended.",
-            fr=f"{who} : aucune réaction à l’interruption ; {stopped_fr}.",
-        )
+        return phrase("deaf to the interrupt", who=who, stopped=stopped)
     if code is None:
-        return say(
-            en=f"{who}: the process ended in the middle of the cell.",
-            fr=f"{who} : le processus s’est arrêté au milieu de la cellule.",
-        )
+        return phrase("ended in the cell", who=who)
     if code >= 0:
-        return say(
-            en=f"{who}: the process ended by itself with exit code {code}, in the middle of the cell.",
-            fr=f"{who} : le processus s’est terminé de lui-même, code de sortie {code}, au milieu de la cellule.",
-        )
+        return phrase("exit code", who=who, code=code)
     try:
         name = Signals(-code).name
     except ValueError:
         name = str(-code)
-    memory_en = " (a cell that needs too much memory ends like this)" if name == "SIGKILL" else ""
-    memory_fr = " (c’est ainsi que finit une cellule qui demande trop de mémoire)" if name == "SIGKILL" else ""
-    return say(
-        en=f"{who}: the process was ended by the signal {name}{memory_en}.",
-        fr=f"{who} : le processus a été arrêté par le signal {name}{memory_fr}.",
-    )
+    return phrase("killed" if name == "SIGKILL" else "signal", who=who, name=name)
 
 
 def _own_lines(trouble: CellFailure) -> list[str]:
@@ -242,10 +223,7 @@ def _what_now(answers: Sequence[CellAnswer]) -> Iterator[str]:
             fr += f" ; {listed(survivors, french=True)} : variables conservées"
         yield say(en=f"{en}.", fr=f"{fr}.")
     if must_rejoin(answers):
-        yield say(
-            en="The process group is made anew before the next cell.",
-            fr="Le groupe de processus sera reconstruit avant la prochaine cellule.",
-        )
+        yield phrase("process group anew")
 
 
 _BASE64 = re.compile(r"[A-Za-z0-9+/]+=*")
@@ -262,7 +240,8 @@ class CellOutput:
     """
 
     def __init__(self, answers: Iterable[CellAnswer], *, merged: bool = True) -> None:
-        self._columns = list(_merged(answers) if merged else _unmerged(answers))
+        groups: list[Iterable[CellAnswer]] = [answers] if merged else [[answer] for answer in answers]
+        self._columns = [column for group in groups for column in _merged(group)]
 
     def __bool__(self) -> bool:
         return bool(self._columns)
@@ -286,10 +265,6 @@ def _merged(answers: Iterable[CellAnswer]) -> Iterable[Column]:
             columns.setdefault(repr((answer.parts, answer.cut)), (answer, []))[1].append(answer.rank)
     for representative, ranks in columns.values():
         yield listed(ranks, french=language() == "fr"), representative.parts, representative.cut
-
-
-def _unmerged(answers: Iterable[CellAnswer]) -> Iterable[Column]:
-    return (column for answer in answers for column in _merged([answer]))
 
 
 _LIVE_BYTES_PER_S = 250_000
@@ -346,9 +321,7 @@ def lines_of(text: str) -> list[str]:
 
 def _cut_note() -> str:
     kib = TEXT_BYTES // 2**10
-    return say(
-        en=f"… (cut: more than {kib} KiB in one cell)", fr=f"… (coupé : plus de {kib} Kio dans une seule cellule)"
-    )
+    return phrase("output cut", kib=kib)
 
 
 def _as_text(column: Column) -> list[str]:
@@ -395,10 +368,7 @@ class RankStatus(Tabular):
         """Lay it out, or say that no ranks are running."""
         if not self.rows:
             return Table((), (), say(en="no ranks are running", fr="aucun rang n’est en cours"))
-        head = titles(
-            en="rank; process; device; own memory; variables",
-            fr="rang; processus; périphérique; mémoire propre; variables",
-        )
+        head = phrase.titles("columns of ranks")
         by_process: dict[int, list[int]] = {}
         for rank, row in enumerate(self.rows):
             by_process.setdefault(row["pid"], []).append(rank)

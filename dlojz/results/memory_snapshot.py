@@ -31,8 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import format_bytes, integer, refusal
 from dlojz.base.table import visible
+from dlojz.results.profiler_trace import phrase
 
 MOST_BYTES = 256 << 20
 """Of a file: about 90 million opcodes, two to three minutes."""
@@ -158,22 +158,11 @@ def plain_value(data: bytes, name: str) -> Any:
 
 
 def _not_plain(name: str, code: str) -> LabError:
-    return refusal(
-        en=f"{name} holds more than numbers, texts, lists and dictionaries (opcode {code}): loading it could run a "
-        "program, so it was not loaded; give a snapshot that torch.cuda.memory._dump_snapshot wrote.",
-        fr=f"{name} contient autre chose que des nombres, des textes, des listes et des dictionnaires (opcode {code}) "
-        ": le charger pourrait exécuter un programme, il n’a donc pas été chargé ; donnez un instantané qu’a écrit "
-        "torch.cuda.memory._dump_snapshot.",
-    )
+    return LabError(phrase("not plain", name=name, code=code))
 
 
 def _broken(name: str) -> LabError:
-    return refusal(
-        en=f"{name} is no whole pickle: it is cut off, or of something else; give what "
-        "torch.cuda.memory._dump_snapshot wrote, or copy it again.",
-        fr=f"{name} n’est pas un pickle entier : il est tronqué, ou contient autre chose ; donnez ce qu’a écrit "
-        "torch.cuda.memory._dump_snapshot, ou copiez-le de nouveau.",
-    )
+    return LabError(phrase("no whole pickle", name=name))
 
 
 class FrameBytes(NamedTuple):
@@ -254,20 +243,10 @@ def snapshot_of(path: str | Path) -> MemorySnapshot:
     try:
         size_bytes = Path(path).stat().st_size
         if size_bytes > MOST_BYTES:
-            raise refusal(
-                en=f"{name} has {format_bytes(size_bytes)}, and at most {format_bytes(MOST_BYTES)} are read: record "
-                "fewer entries, by torch.cuda.memory._record_memory_history(max_entries=100000).",
-                fr=f"{name} fait {format_bytes(size_bytes)}, et au plus {format_bytes(MOST_BYTES)} sont lus : "
-                "enregistrez moins d’entrées, par torch.cuda.memory._record_memory_history(max_entries=100000).",
-            )
+            raise LabError(phrase("snapshot too large", name=name, size_bytes=size_bytes, most_bytes=MOST_BYTES))
         data = Path(path).read_bytes()
     except OSError as error:
-        raise refusal(
-            en=f"the snapshot {name} cannot be read: {error.strerror or error}; give a file that "
-            "torch.cuda.memory._dump_snapshot wrote.",
-            fr=f"l’instantané {name} ne peut pas être lu : {error.strerror or error} ; donnez un fichier écrit par "
-            "torch.cuda.memory._dump_snapshot.",
-        ) from None
+        raise LabError(phrase("snapshot cannot be read", name=name, reason=error.strerror or error)) from None
     value = _value(data, name)
     # Older snapshots are the list of segments alone (`_read` in torch/cuda/_memory_viz.py).
     document = {"segments": value} if isinstance(value, list) else value
@@ -278,10 +257,7 @@ def snapshot_of(path: str | Path) -> MemorySnapshot:
     traces = [list(_dicts(trace)) for trace in traces] if isinstance(traces, list | tuple) else []
     blocks = sum(len(one["blocks"]) for one in segments if isinstance(one.get("blocks"), list | tuple))
     if blocks + sum(map(len, traces)) > MOST_ENTRIES:
-        raise refusal(
-            en=f"{name} has more than {integer(MOST_ENTRIES)} blocks and entries: it is no snapshot of one program.",
-            fr=f"{name} a plus de {integer(MOST_ENTRIES)} blocs et entrées : ce n’est pas l’instantané d’un programme.",
-        )
+        raise LabError(phrase("too many blocks", name=name, most=MOST_ENTRIES))
     used = {_natural(segment, "device") or 0 for segment in segments}
     used |= {number for number, trace in enumerate(traces) if trace}
     if not used:
@@ -317,12 +293,7 @@ def _value(data: bytes, name: str) -> Any:
 
 
 def _no_memory(name: str) -> LabError:
-    return refusal(
-        en=f"{name} holds no memory snapshot of torch (no segments, no device_traces): call "
-        "torch.cuda.memory._record_memory_history() before, and _dump_snapshot(file) after a few steps.",
-        fr=f"{name} ne contient pas d’instantané mémoire de torch (ni segments, ni device_traces) : appelez "
-        "torch.cuda.memory._record_memory_history() avant, et _dump_snapshot(fichier) après quelques pas.",
-    )
+    return LabError(phrase("no snapshot", name=name))
 
 
 def _dicts(values: object) -> Iterator[dict[str, Any]]:

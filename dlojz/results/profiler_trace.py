@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import format_bytes, integer, refusal, say
+from dlojz.base.language import SentenceFile
 from dlojz.base.table import visible
+
+phrase = SentenceFile(Path(__file__).parent / "data" / "traces.toml", visible=visible)
 
 CHUNK_BYTES = 1 << 20
 MOST_TEXT_BYTES = 8 << 30
@@ -65,12 +67,7 @@ class TraceFile:
             with self.path.open("rb") as file:
                 yield from self._parsed(_Text(self, file))
         except OSError as error:
-            raise refusal(
-                en=f"the trace {self.name} cannot be read: {error.strerror or error}; give a file that "
-                "torch.profiler wrote.",
-                fr=f"la trace {self.name} ne peut pas être lue : {error.strerror or error} ; donnez un fichier écrit "
-                "par torch.profiler.",
-            ) from None
+            raise LabError(phrase("trace cannot be read", name=self.name, reason=error.strerror or error)) from None
 
     def _parsed(self, text: _Text) -> Iterator[dict[str, Any]]:
         opening = text.next_mark("{[")
@@ -104,31 +101,15 @@ class TraceFile:
 
     def cut_off(self) -> LabError:
         """The refusal of a file that ends too early."""
-        return refusal(
-            en=f"the trace {self.name} is cut off after {integer(self.count)} events: the profiler had not finished "
-            "writing it, or the copy stopped; export or copy it again.",
-            fr=f"la trace {self.name} est tronquée après {integer(self.count)} événements : le profileur n’avait pas "
-            "fini de l’écrire, ou la copie s’est arrêtée ; exportez-la ou copiez-la de nouveau.",
-        )
+        return LabError(phrase("cut off", name=self.name, count=self.count))
 
     def no_trace(self) -> LabError:
         """The refusal of a file that is something else."""
-        return refusal(
-            en=f"{self.name} is no Chrome trace: give the JSON that torch.profiler's export_chrome_trace writes, "
-            "gzipped or not.",
-            fr=f"{self.name} n’est pas une trace Chrome : donnez le JSON qu’écrit export_chrome_trace de "
-            "torch.profiler, compressé par gzip ou non.",
-        )
+        return LabError(phrase("no Chrome trace", name=self.name))
 
     def too_much(self, read_bytes: int) -> LabError:
         """The refusal of a file that unpacks without end."""
-        return refusal(
-            en=f"the trace {self.name} unpacks to more than {format_bytes(read_bytes)}, far more than a profiler's "
-            "trace of this size: it was not read further; profile fewer steps, or give the original file.",
-            fr=f"la trace {self.name} se décompresse en plus de {format_bytes(read_bytes)}, bien plus que la trace "
-            "d’un profileur de cette taille : la lecture est arrêtée ; profilez moins de pas, ou donnez le fichier "
-            "d’origine.",
-        )
+        return LabError(phrase("unpacks to too much", name=self.name, read_bytes=read_bytes))
 
 
 class _Text:
@@ -142,10 +123,7 @@ class _Text:
         # wbits=31: with gzip's header and checksum.
         self.unpack = zlib.decompressobj(wbits=31) if magic[:2] == b"\x1f\x8b" else None
         if magic[:4] == b"PK\x03\x04":
-            raise refusal(
-                en=f"{trace.name} is a zip archive: unpack it first, and give the traces or their folder.",
-                fr=f"{trace.name} est une archive zip : décompressez-la d’abord, et donnez les traces ou leur dossier.",
-            )
+            raise LabError(phrase("zip archive", trace=trace))
         self.bytes = iter(self._unpacked())
         self.characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self.buffer, self.at, self.read_bytes, self.ended = "", 0, 0, False
@@ -261,30 +239,14 @@ def trace_files(paths: Sequence[str | Path]) -> list[TraceFile]:
         if path.is_dir():
             inside = sorted(entry for entry in path.iterdir() if entry.name.endswith(ENDINGS) and entry.is_file())
             if not inside:
-                raise refusal(
-                    en=f"the folder {visible(path)} has no trace: its files should end in .json or .json.gz.",
-                    fr=f"le dossier {visible(path)} n’a aucune trace : ses fichiers devraient finir par .json ou "
-                    ".json.gz.",
-                )
+                raise LabError(phrase("folder without traces", path=path))
             files += inside
         elif path.is_file():
             files.append(path)
         elif path.exists():  # a pipe may never end
-            raise refusal(
-                en=f"{visible(path)} is no regular file: write the trace to a file, and give that.",
-                fr=f"{visible(path)} n’est pas un fichier ordinaire : écrivez la trace dans un fichier, et donnez "
-                "celui-ci.",
-            )
+            raise LabError(phrase("no regular file", path=path))
         else:
-            raise refusal(
-                en=f"there is no file {visible(path)}: give the traces of all ranks, or their folder.",
-                fr=f"il n’y a pas de fichier {visible(path)} : donnez les traces de tous les rangs, ou leur dossier.",
-            )
+            raise LabError(phrase("no such file", path=path))
     if len(files) > MOST_FILES:
-        raise LabError(
-            say(
-                en=f"{integer(len(files))} traces are more than the {integer(MOST_FILES)} that are read: give fewer.",
-                fr=f"{integer(len(files))} traces dépassent les {integer(MOST_FILES)} qui sont lues : donnez-en moins.",
-            )
-        )
+        raise LabError(phrase("too many traces", traces=len(files), most=MOST_FILES))
     return [TraceFile(path) for path in files]

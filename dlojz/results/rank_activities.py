@@ -32,10 +32,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import format_seconds, integer, refusal, say
+from dlojz.base.language import format_seconds, say
 from dlojz.base.table import visible
 from dlojz.results.footprint import Collective
-from dlojz.results.profiler_trace import MOST_RANKS, TraceFile, rank_of
+from dlojz.results.profiler_trace import MOST_RANKS, TraceFile, phrase, rank_of
 from dlojz.results.record import Span
 
 Intervals = NDArray[np.float64]
@@ -251,30 +251,16 @@ def activities_of(trace: TraceFile, listener: Listener | None = None) -> RankAct
     for event in trace.events():
         collector.add(event)
         if collector.count > MOST_KEPT:
-            raise refusal(
-                en=f"the trace {trace.name} has more than {integer(MOST_KEPT)} messages and marks: profile fewer "
-                "steps.",
-                fr=f"la trace {trace.name} a plus de {integer(MOST_KEPT)} messages et marques : profilez moins de pas.",
-            )
+            raise LabError(phrase("too many marks", trace=trace, most=MOST_KEPT))
     if not collector.known:
         raise _of_nothing(trace)
     if wrong := collector.wrong_time():
-        raise refusal(
-            en=f"the trace {trace.name} has an impossible time: {wrong}; the file was changed or the clock was set "
-            "meanwhile: take that event out, or profile again.",
-            fr=f"la trace {trace.name} contient un instant impossible : {wrong} ; le fichier a été modifié ou "
-            "l’horloge a été réglée entre-temps : retirez cet événement, ou profilez de nouveau.",
-        )
+        raise LabError(phrase("impossible time", trace=trace, wrong=wrong))
     rank = rank_of(trace, by_any_number=listener is None)
     if rank is None and listener is not None:
         rank = -1
     if rank is None:
-        raise refusal(
-            en=f"{trace.name} does not say its rank: profile after init_process_group, or put the rank into the "
-            "file's name, as in trace_rank0.json.",
-            fr=f"{trace.name} ne dit pas son rang : profilez après init_process_group, ou mettez le rang dans le nom "
-            "du fichier, comme trace_rank0.json.",
-        )
+        raise LabError(phrase("no rank", trace=trace))
     distributed_info = trace.head.get("distributedInfo")
     size = distributed_info.get("world_size") if isinstance(distributed_info, dict) else None
     base = trace.head.get("baseTimeNanoseconds")
@@ -287,23 +273,10 @@ def activities_of(trace: TraceFile, listener: Listener | None = None) -> RankAct
 
 def _of_nothing(trace: TraceFile) -> LabError:
     if not trace.count:
-        return refusal(
-            en=f"the trace {trace.name} has no events: nothing ran between the profiler's start and stop.",
-            fr=f"la trace {trace.name} n’a aucun événement : rien n’a tourné entre le début et la fin du profilage.",
-        )
+        return LabError(phrase("no events", trace=trace))
     if "schemaVersion" in trace.head or "distributedInfo" in trace.head:
-        return refusal(
-            en=f"the trace {trace.name} has no operators and no kernels: nothing ran between the profiler's start and "
-            "stop, or only memory was recorded.",
-            fr=f"la trace {trace.name} n’a ni opérateurs ni noyaux : rien n’a tourné entre le début et la fin du "
-            "profilage, ou seule la mémoire a été enregistrée.",
-        )
-    return refusal(
-        en=f"{trace.name} is a trace of another tool: it has no event of torch.profiler; give what "
-        "export_chrome_trace or tensorboard_trace_handler wrote.",
-        fr=f"{trace.name} est la trace d’un autre outil : elle n’a aucun événement de torch.profiler ; donnez ce "
-        "qu’ont écrit export_chrome_trace ou tensorboard_trace_handler.",
-    )
+        return LabError(phrase("no operators", trace=trace))
+    return LabError(phrase("trace of another tool", trace=trace))
 
 
 Listener = Callable[[str, str, float, float, Mapping[str, Any]], None]
@@ -610,22 +583,12 @@ def check_ranks(ranks: Sequence[RankActivities], names: Sequence[str]) -> None:
     by_rank: dict[int, str] = {}
     for log, name in zip(ranks, names, strict=True):
         if log.rank in by_rank:
-            raise refusal(
-                en=f"rank {log.rank} has two traces, {by_rank[log.rank]} and {name}: give those of one profiling "
-                "alone; to compare two programs, put --against between them.",
-                fr=f"le rang {log.rank} a deux traces, {by_rank[log.rank]} et {name} : donnez celles d’un seul "
-                "profilage ; pour comparer deux programmes, mettez --against entre les deux.",
-            )
+            raise LabError(phrase("two traces of a rank", log=log, first_name=by_rank[log.rank], name=name))
         by_rank[log.rank] = name
     sizes = {log.world_size: name for log, name in zip(ranks, names, strict=True) if log.world_size}
     if len(sizes) > 1:
         (size, name), (other_size, other_name) = list(sizes.items())[:2]
-        raise refusal(
-            en=f"{name} is of a run on {size} processes and {other_name} of one on {other_size}: give the traces of "
-            "one run.",
-            fr=f"{name} vient d’une exécution à {size} processus et {other_name} d’une à {other_size} : donnez les "
-            "traces d’une seule exécution.",
-        )
+        raise LabError(phrase("traces of two runs", name=name, size=size, other_name=other_name, other_size=other_size))
 
 
 def matched_collectives(ranks: Sequence[RankActivities]) -> list[dict[int, Exchange]]:
@@ -700,12 +663,7 @@ def aligned(ranks: Sequence[RankActivities], messages: Iterable[TracedMessage] =
     for log, doubt in zip(shifted_ranks, unsure, strict=True):
         peers = [peer for peer in shifted_ranks if peer is not log]
         if math.isinf(doubt) and all(log.last_s < peer.first_s or peer.last_s < log.first_s for peer in peers):
-            raise refusal(
-                en=f"rank {log.rank} was not traced at the same time as the others, and no message ties it to them: "
-                "give the traces of the same steps of one run.",
-                fr=f"le rang {log.rank} n’a pas été tracé en même temps que les autres, et aucun message ne l’y relie "
-                ": donnez les traces des mêmes pas d’une seule exécution.",
-            )
+            raise LabError(phrase("not traced at the same time", log=log))
     start = min(log.first_s for log in shifted_ranks)
     return AlignedRanks(tuple(log.shifted(-start) for log in shifted_ranks), tuple(shifts), tuple(unsure))
 

@@ -29,9 +29,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dlojz.base.language import refusal
+from dlojz.base.errors import LabError
 from dlojz.base.table import visible
-from dlojz.results.profiler_trace import MOST_RANKS, TraceFile
+from dlojz.results.profiler_trace import MOST_RANKS, TraceFile, phrase
 from dlojz.results.rank_activities import (
     COMMUNICATES,
     DEVICE,
@@ -276,12 +276,7 @@ class _Events:
             counted = (moments_s >= start_s) & (moments_s <= end_s)
             end_s = max([end_s, *rows[counted, 4].tolist()]) if on_device else end_s
         if not counted.any():
-            raise refusal(
-                en=f"in {trace.name} no operator and no kernel runs within the {len(steps)} steps that are marked: "
-                "profile steps that train.",
-                fr=f"dans {trace.name}, ni opérateur ni noyau ne tourne pendant les {len(steps)} pas marqués : "
-                "profilez des pas d’entraînement.",
-            )
+            raise LabError(phrase("nothing within the steps", trace=trace, steps=len(steps)))
         info = trace.head.get("distributedInfo")
         size = info.get("world_size") if isinstance(info, dict) else None
         properties = trace.head.get("deviceProperties")
@@ -435,19 +430,9 @@ def compared(before: RankProfile, after: RankProfile) -> ProfileComparison:
     """
     for first, second in ((before, after), (after, before)):
         if first.log.on_device and not second.log.on_device:
-            raise refusal(
-                en=f"{first.name} has kernels of a device and {second.name} operators of the CPU alone: their times "
-                "are not of the same thing; profile both with the same activities.",
-                fr=f"{first.name} a des noyaux d’un accélérateur et {second.name} seulement des opérateurs du CPU : "
-                "leurs temps ne sont pas de même nature ; profilez les deux avec les mêmes activités.",
-            )
+            raise LabError(phrase("device beside CPU", first=first, second=second))
         if first.step_mark and not second.step_mark:
-            raise refusal(
-                en=f"{first.name} has {len(first.steps_s)} steps marked and {second.name} none: no time per step can "
-                "be compared; profile both with a schedule and step().",
-                fr=f"{first.name} a {len(first.steps_s)} pas marqués et {second.name} aucun : aucun temps par pas ne "
-                "peut être comparé ; profilez les deux avec un schedule et step().",
-            )
+            raise LabError(phrase("steps of one alone", first=first, steps=len(first.steps_s), second=second))
 
     def change(name: str, first: Sequence[float], second: Sequence[float]) -> Change:
         (before_s, before_calls), (after_s, after_calls) = first, second

@@ -32,7 +32,7 @@ import psutil
 from dlojz.base.errors import LabError
 from dlojz.base.extension_locks import stale_locks, told
 from dlojz.base.files import CHECKOUT, write_atomic
-from dlojz.base.language import one_of, refusal, say
+from dlojz.base.language import one_of, refusal
 from dlojz.base.machine import cores_available
 from dlojz.config.run_config import RunConfig
 from dlojz.data import check_available
@@ -46,6 +46,7 @@ from dlojz.running import supervisor
 from dlojz.running.folder import DEFAULT_WORKER, JOB_FILE, Job, read_owner
 from dlojz.running.limits import JobRequest, NodeRequest, admit, chosen
 from dlojz.running.run import Run
+from dlojz.running.run_view import phrase
 from dlojz.running.slurm import slurm_job
 from dlojz.running.slurm.slurm_job import SCRIPT, Array, array_script, job_script, prepare, recorded, send
 from dlojz.running.slurm.slurm_queue import explain_refusal
@@ -84,10 +85,7 @@ def start(folder: Path) -> None:
                 # Without a wait the launcher stays a zombie as long as the notebook lives.
                 threading.Thread(target=process.wait, daemon=True).start()
     except OSError as error:
-        reason = say(
-            en=f"the launcher of {folder.name} cannot be started: {error.strerror or error}.",
-            fr=f"le lanceur de {folder.name} ne peut pas être démarré : {error.strerror or error}.",
-        )
+        reason = phrase("launcher not started", folder=folder, reason=error.strerror or error)
         record_refusal(folder, reason)  # or the run would seem to wait as long as this process lives
         raise LabError(reason) from None
 
@@ -193,10 +191,7 @@ def _marked(record: RunRecord, run_id: str) -> RunRecord:
     """Rename the record after its new folder, and say what it is a replay of."""
     device_label = record.environment.get("device") or f"CPU, {record.environment.get('cores', '?')} cores"
     day = record.started_utc[:10]
-    provenance = say(
-        en=f"{record.run_id}, measured {day} on {device_label}, shipped with dlojz",
-        fr=f"{record.run_id}, mesurée le {day} sur {device_label}, livrée avec dlojz",
-    )
+    provenance = phrase("replayed record", record=record, day=day, device_label=device_label)
     return record.model_copy(
         update={"run_id": run_id, "environment": {**record.environment, REPLAYED_FROM: provenance}}
     )
@@ -226,18 +221,9 @@ def _none_of(config: RunConfig) -> str:
             (shipped_config.model != config.model, len(differing), f"{shipped_config.title} ({', '.join(changes)})")
         )
     if not candidates:
-        return say(
-            en="this installation has no record to replay: use on='local', which runs on this machine.",
-            fr="cette installation ne contient aucun bilan à rejouer : prenez on='local', qui exécute sur cette "
-            "machine.",
-        )
+        return phrase("no record to replay")
     nearest_titles = "; ".join(words for _, _, words in sorted(candidates)[:LISTED])
-    return say(
-        en=f"no record of {config.title} as it was asked is shipped for replay: did you mean, with what differs, "
-        f"{nearest_titles}?",
-        fr=f"aucun bilan de {config.title} tel que demandé n’est livré pour être rejoué. Vouliez-vous dire (entre "
-        f"parenthèses, ce qui diffère) : {nearest_titles} ?",
-    )
+    return phrase("no such record", config=config, nearest_titles=nearest_titles)
 
 
 SWEEPS = ".sweeps"

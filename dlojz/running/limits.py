@@ -10,18 +10,21 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from dlojz.base.contract import Contract
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say, shortest, significant
-from dlojz.base.table import Table, Tabular, facts, titles
+from dlojz.base.language import SentenceFile, one_of, say, shortest, significant
+from dlojz.base.table import Table, Tabular, facts
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware.clusters import NAME_PATTERN, Machine, Qos, choose, machine_files
 from dlojz.hardware.clusters import machine as named
 from dlojz.hardware.constants import title_words
+
+phrase = SentenceFile(Path(__file__).parent / "slurm" / "data" / "limits.toml")
 
 ACCOUNT_VARIABLE = "DLOJZ_ACCOUNT"
 LONGEST_WARNING_S = 120
@@ -117,41 +120,21 @@ def _shape(machine: Machine, ranks: int) -> str:
     if ranks <= full or ranks % full == 0:
         return ""
     below = ranks - ranks % full
-    return say(
-        en=f"{ranks} ranks do not fill whole nodes of {machine.name}, which have {full} GPUs: use at most {full}, or a "
-        f"multiple of {full}, such as {below} or {below + full}.",
-        fr=f"{ranks} rangs ne remplissent pas des nœuds entiers de {machine.name}, qui ont {full} GPU : prenez-en au "
-        f"plus {full}, ou un multiple de {full}, par exemple {below} ou {below + full}.",
-    )
+    return phrase("whole nodes", ranks=ranks, machine=machine, full=full, below=below, above=below + full)
 
 
 def _size(machine: Machine, nodes: int, ranks: int) -> str:
     if nodes <= machine.max_nodes:
         return ""
     max_ranks = machine.max_nodes * machine.gpus_per_node
-    return say(
-        en=f"{ranks} ranks need {nodes} nodes, but {machine.name} gives {machine.max_nodes} at most, and the scheduler "
-        f"would let the job wait for ever: use at most {max_ranks} ranks.",
-        fr=f"{ranks} rangs demandent {nodes} nœuds, mais {machine.name} n’en donne que {machine.max_nodes} au plus, et "
-        f"l’ordonnanceur laisserait le travail attendre sans fin : prenez au plus {max_ranks} rangs.",
-    )
+    return phrase("too many nodes", ranks=ranks, nodes=nodes, machine=machine, max_ranks=max_ranks)
 
 
 def _device(machine: Machine, config: RunConfig) -> str:
     if config.device == "cuda" and machine.device == "cpu":
-        return say(
-            en=f"device='cuda' was asked for, but the nodes of {machine.name} have no GPU that computes: use "
-            "device='cpu', or another machine (`dlojz machines` lists them).",
-            fr=f"device='cuda' a été demandé, mais les nœuds de {machine.name} n’ont pas de GPU qui calcule : prenez "
-            "device='cpu', ou une autre machine (`dlojz machines` les liste).",
-        )
+        return phrase("no GPU that computes", machine=machine)
     if config.device == "cpu" and machine.device != "cpu":
-        return say(
-            en=f"device='cpu' was asked for, but {machine.name} bills GPUs that would stand idle: use device='cuda', "
-            "or on='local'.",
-            fr=f"device='cpu' a été demandé, mais {machine.name} facture des GPU qui resteraient inactifs : prenez "
-            "device='cuda', ou on='local'.",
-        )
+        return phrase("GPUs that would stand idle", machine=machine)
     return ""
 
 
@@ -171,19 +154,9 @@ def _account(machine: Machine, request: JobRequest, environment: Mapping[str, st
     if account and not account.endswith(suffix):
         # What may stand behind an @ is replaced by the ending.
         right = account.partition("@")[0] + suffix
-        return account, say(
-            en=f"the account {account!r} lacks the ending {suffix!r} by which {machine.name} tells its hours: use "
-            f"account={right!r}.",
-            fr=f"le compte {account!r} n’a pas la terminaison {suffix!r} qui désigne les heures de {machine.name} : "
-            f"prenez account={right!r}.",
-        )
+        return account, phrase("ending of the account", account=account, suffix=suffix, machine=machine, right=right)
     if not account and suffix:
-        return "", say(
-            en=f"{machine.name} bills its hours to an account, and none is known here: give --account PROJECT{suffix} "
-            f"(in Python account='PROJECT{suffix}'), or set ${ACCOUNT_VARIABLE}.",
-            fr=f"{machine.name} facture ses heures à un compte, et aucun n’est connu ici : donnez "
-            f"--account PROJET{suffix} (en Python account='PROJET{suffix}'), ou la variable ${ACCOUNT_VARIABLE}.",
-        )
+        return "", phrase("no account", machine=machine, suffix=suffix, variable=ACCOUNT_VARIABLE)
     return account, ""
 
 
@@ -195,30 +168,18 @@ def _qos(machine: Machine, request: JobRequest, minutes: int, gpus: int) -> tupl
     if request.qos and names and request.qos not in names:
         return request.qos, one_of("QoS", request.qos, names)
     if hours > machine.max_hours:
-        return request.qos, say(
-            en=f"{shortest(hours)} h were asked for, but {machine.name} gives {shortest(machine.max_hours)} h at most, "
-            "and the scheduler would let the job wait for ever: ask for less; a run that reaches its limit saves and "
-            "goes on.",
-            fr=f"{shortest(hours)} h ont été demandées, mais {machine.name} donne {shortest(machine.max_hours)} h au "
-            "plus, et l’ordonnanceur laisserait le travail attendre sans fin : demandez moins ; une exécution qui "
-            "atteint sa limite se sauvegarde et peut reprendre.",
+        return request.qos, phrase(
+            "too many hours", hours=shortest(hours), machine=machine, max_hours=shortest(machine.max_hours)
         )
     # No QoS to choose from, or one that fits: nothing to refuse.
     if not names or (request.qos and request.qos in fitting) or (fitting and not request.qos):
         return request.qos or (fitting[0] if fitting else ""), ""
     limits = ", ".join(f"{qos.name} ({shortest(qos.max_hours)} h, {qos.max_gpus or '∞'} GPU)" for qos in machine.qos)
     if request.qos and fitting:
-        return request.qos, say(
-            en=f"{gpus} GPUs for {shortest(hours)} h are beyond the QoS {request.qos!r}: use {fitting[0]!r} (there are "
-            f"{limits}).",
-            fr=f"{gpus} GPU pendant {shortest(hours)} h dépassent la QoS {request.qos!r} : prenez {fitting[0]!r} (il y "
-            f"a {limits}).",
+        return request.qos, phrase(
+            "beyond the QoS", gpus=gpus, hours=shortest(hours), request=request, name=fitting[0], limits=limits
         )
-    return request.qos, say(
-        en=f"{gpus} GPUs for {shortest(hours)} h fit no QoS of {machine.name}: ask for less (there are {limits}).",
-        fr=f"{gpus} GPU pendant {shortest(hours)} h n’entrent dans aucune QoS de {machine.name} : demandez moins (il y "
-        f"a {limits}).",
-    )
+    return request.qos, phrase("no QoS fits", gpus=gpus, hours=shortest(hours), machine=machine, limits=limits)
 
 
 @dataclass(frozen=True, repr=False)
@@ -254,11 +215,7 @@ class Preview(Tabular):
         """Lay it out, names and values; further ones follow."""
         request, site = self.allocation, self.machine
         gpus = say(en="GPUs", fr="GPU") if site.device != "cpu" else say(en="places", fr="places")
-        names = titles(
-            en="machine; run; asks for; time limit; costs at most; normalised; QoS; account; reservation; loads",
-            fr="machine; exécution; demande; limite de temps; coûte au plus; normalisées; QoS; compte; réservation; "
-            "charge",
-        )
+        names = phrase.titles("columns of a job")
         values = (
             f"{site.name}: {title_words(site.title)}",
             self.config.title,

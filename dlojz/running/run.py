@@ -24,12 +24,12 @@ import psutil
 from dlojz.base.display_hook import wanted
 from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, format_seconds, refusal, say
-from dlojz.base.table import Table, Tabular, facts, titles
+from dlojz.base.table import Table, Tabular, facts
 from dlojz.display.tables import status_label
 from dlojz.models.foreign.elsewhere import executing_no_file
 from dlojz.results.footprint import Footprint
 from dlojz.running.folder import MAX_LOG_BYTES, read_job, read_owner, read_tail
-from dlojz.running.run_view import ProgressBar, print_on_stderr
+from dlojz.running.run_view import ProgressBar, phrase, print_on_stderr
 from dlojz.running.slurm.slurm_queue import cancel
 from dlojz.running.state import CANCEL, LOGS, RunFolder, is_final
 from dlojz.running.store import run_folder, run_ids, runs_root
@@ -200,10 +200,7 @@ class Run(RunFolder, Tabular):
             return
         steps = self.num_steps
         print(
-            say(
-                en=f"{self.run_id}: {self.state} after {steps} steps; all that was measured is kept.",
-                fr=f"{self.run_id} : {self.state} après {steps} pas ; tout ce qui a été mesuré est conservé.",
-            ),
+            phrase("cancelled and kept", run_id=self.run_id, state=self.state, steps=steps),
             file=sys.stderr,
         )
 
@@ -218,10 +215,7 @@ class Run(RunFolder, Tabular):
         """
         state = self.state
         if is_final(state):
-            return say(
-                en=f"the run {self.run_id} has ended already ({state}): there is nothing to cancel.",
-                fr=f"l’exécution {self.run_id} est déjà terminée ({state}) : il n’y a rien à annuler.",
-            )
+            return phrase("ended already", run_id=self.run_id, state=state)
         try:
             # `supervisor.Stop` polls for this file.
             (self.folder / CANCEL).touch()
@@ -234,16 +228,8 @@ class Run(RunFolder, Tabular):
         if job is None and owner is not None and owner.is_stopped(self.folder):
             # A stopped launcher polls nothing; once continued it finds the request.
             os.kill(owner.pid, signal.SIGCONT)
-            return say(
-                en=f"the run {self.run_id} is asked to stop; its launcher had been stopped by a signal (SIGSTOP) and "
-                "goes on, to end it. What has been measured is kept.",
-                fr=f"l’arrêt de l’exécution {self.run_id} est demandé ; son lanceur, suspendu par un signal (SIGSTOP), "
-                "reprend pour la terminer. Ce qui a été mesuré est conservé.",
-            )
-        return say(
-            en=f"the run {self.run_id} is asked to stop; what has been measured is kept.",
-            fr=f"l’arrêt de l’exécution {self.run_id} est demandé ; ce qui a été mesuré est conservé.",
-        )
+            return phrase("stopped launcher asked to stop", run_id=self.run_id)
+        return phrase("asked to stop", run_id=self.run_id)
 
     def logs(self, rank: int | None = None) -> str:
         """Read the end of the logs, at most 64 KB, control characters made visible.
@@ -303,9 +289,7 @@ class Run(RunFolder, Tabular):
         loss = say(en="loss", fr="perte")
         progress = f"{self.num_steps}{step_total}, {loss} {decimal(losses[-1], 4)}" if losses else ""
         state = status_label(self.state)
-        names = titles(
-            en="run; asked; state; steps; why; replayed", fr="exécution; demandé; état; pas; raison; rejouée"
-        )
+        names = phrase.titles("columns of one run")
         ended = (record.reason, record.replayed_from) if record else ("", "")
         return facts(*zip(names, (self.run_id, self.config.title, state, progress, *ended), strict=True))
 
@@ -412,10 +396,7 @@ def cancel_lost(run_id: str) -> str | None:
     os.kill(pid, signal.SIGTERM)
     # A launcher that is stopped handles SIGTERM only once it goes on.
     os.kill(pid, signal.SIGCONT)
-    return say(
-        en=f"the folder of the run {name} was moved or removed; its processes are asked to stop.",
-        fr=f"le dossier de l’exécution {name} a été déplacé ou supprimé ; l’arrêt de ses processus est demandé.",
-    )
+    return phrase("lost run asked to stop", name=name)
 
 
 Answer = Callable[["Run", str | None], object]

@@ -25,8 +25,8 @@ from typing import Any, Final
 
 from dlojz.base.display_hook import in_notebook, wanted
 from dlojz.base.errors import LabError
-from dlojz.base.language import decimal, format_bytes, format_seconds, integer, say, significant
-from dlojz.base.table import Table, facts, safe, titles, visible
+from dlojz.base.language import SentenceFile, decimal, format_bytes, format_seconds, integer, say, significant
+from dlojz.base.table import Table, facts, safe, visible
 from dlojz.config.run_config import RunConfig
 from dlojz.display.style import BLUE, GREEN, GREY, ORANGE, SHADE, SKY, VERMILION, VERMILION_TINT, WHITE
 from dlojz.display.style import QUIET as STYLE_QUIET
@@ -37,6 +37,8 @@ from dlojz.running.ending import Ending
 from dlojz.running.folder import Job, open_regular, read_job, read_owner
 from dlojz.running.slurm.slurm_queue import JobView, explain_reason, view_of
 from dlojz.running.state import EVENTS, LAUNCHER_EVENTS, RunFolder, assemble, is_final, quiet_s
+
+phrase = SentenceFile(Path(__file__).parent / "data" / "runs.toml")
 
 _MOST_BYTES = 16 * 2**20
 
@@ -90,24 +92,14 @@ class Halts:
                 self._pids.pop(rank, None)
         owner = read_owner(self._folder)
         if owner is not None and owner.is_stopped(self._folder):
-            return say(
-                en=f"the launcher is stopped by a signal: `kill -CONT {owner.pid}` lets it go on",
-                fr=f"le lanceur est suspendu par un signal : `kill -CONT {owner.pid}` le fait reprendre",
-            )
+            return phrase("launcher stopped", owner=owner)
         if self._pids:
             ranks, pids = ", ".join(map(str, self._pids)), " ".join(map(str, self._pids.values()))
-            return say(
-                en=f"stopped by a signal: rank {ranks}; `kill -CONT {pids}` lets it go on",
-                fr=f"suspendu par un signal : rang {ranks} ; `kill -CONT {pids}` le fait reprendre",
-            )
+            return phrase("ranks stopped", ranks=ranks, pids=pids)
         quiet = quiet_s(self._folder)
         if step_s is None or quiet < max(QUIET_S, QUIET_STEPS * step_s):
             return ""
-        return say(
-            en=f"no step has ended for {format_seconds(quiet)}, where one took {format_seconds(step_s)}",
-            fr=f"aucun pas ne s’est terminé depuis {format_seconds(quiet)}, alors qu’un pas prenait "
-            f"{format_seconds(step_s)}",
-        )
+        return phrase("no step has ended", quiet=quiet, step_s=step_s)
 
 
 def print_on_stderr(text: str) -> None:
@@ -270,11 +262,7 @@ def run_text(view: RunView) -> str:
 
 def facts_of(view: RunView, *extra_rows: tuple[str, str]) -> Table:
     """List what is known in words, names and values; further ones follow."""
-    names = titles(
-        en="why; waiting; halted; expected start; job; scheduler; loss; step; estimated end; time left to the job",
-        fr="raison; attente; à l’arrêt; début estimé; travail; ordonnanceur; perte; pas; fin estimée; temps restant au "
-        "travail",
-    )
+    names = phrase.titles("columns of a run")
     running, remaining_time = view.state == "running", format_seconds(view.remaining_s)
     values = (
         view.reason,
@@ -327,10 +315,7 @@ def _curve_svg(losses: Sequence[float]) -> str:
         up = (loss - low) / (high - low) if high > low else 0.5
         return f"{_LEFT + across * width:.1f},{_BOTTOM + (1 - up) * height:.1f}"
 
-    description = say(
-        en=f"Loss from {decimal(losses[0], 4)} at step 0 to {decimal(losses[-1], 4)} at step {len(losses) - 1}",
-        fr=f"Perte : de {decimal(losses[0], 4)} au pas 0 à {decimal(losses[-1], 4)} au pas {len(losses) - 1}",
-    )
+    description = phrase("curve of losses", first_loss=losses[0], last_loss=losses[-1], last_step=len(losses) - 1)
     path = " ".join(place(step, loss) for step, loss in points)
     return (
         f'<svg role="img" aria-label="{safe(description)}" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
@@ -363,12 +348,7 @@ def peaks_of(view: RunView) -> Table | None:
     title = say(en="peak memory", fr="pic de mémoire") + (say(en=" so far", fr=" jusqu’ici") if going else "")
     notes = []
     if view.limit_bytes:  # below: a heading wraps where the panel shares a notebook's width
-        notes.append(
-            say(
-                en=f"limit: {format_bytes(view.limit_bytes)}, {view.limit_of}",
-                fr=f"limite : {format_bytes(view.limit_bytes)}, {view.limit_of}",
-            )
-        )
+        notes.append(phrase("limit of a rank", view=view))
     # The longest bar is the limit, or the largest peak where that exceeds it.
     scale = max(1, view.limit_bytes or 0, *(peak for _, peak in view.peaks_bytes))
     rank_peaks = sorted(sorted(view.peaks_bytes, key=lambda pair: (-pair[1], pair[0]))[:RANKS_SHOWN])

@@ -16,8 +16,8 @@ from dlojz.prediction import predict
 from dlojz.prediction.forecast import forecast
 from dlojz.results.footprint import Footprint
 from dlojz.results.record import RunRecord, write_record
+from dlojz.running.failures.out_of_memory import CHEAPEST_FIRST, PostMortem, memory_lines, post_mortem
 from dlojz.running.launch import run
-from dlojz.running.out_of_memory import CHEAPEST_FIRST, PostMortem, memory_lines, post_mortem
 from dlojz.running.run import Run, find
 
 CRAMPED = {"data": "synthetic", "image_size": 64, "engine": "single", "micro_batch": 512, "steps": 3}

@@ -16,7 +16,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import sentences, use_language
 from dlojz.cli.labs import labs_command
 from dlojz.cli.main import SUBCOMMANDS, main
-from dlojz.cli.options import EVERYDAY, LONG_HELP, Verb, help_texts, parse
+from dlojz.cli.options import EVERYDAY, LONG_HELP, Verb, help_texts, parse, shared_flags
 from dlojz.config.fields import HELP, SUBJECTS
 
 Help = Callable[..., str]
@@ -76,7 +76,13 @@ def test_subcommands_are_all_told_by_the_command_without_words() -> None:
 def test_help_texts_are_all_those_of_a_command() -> None:
     files = (Path(labs_command.run.__code__.co_filename).parent / "data").glob("*.md")
     described = {name for file in files for name in help_texts(file.stem)}
-    assert described == {*VERBS, "python -m dlojz.train"} - {name for name in VERBS if verb_of(name).text}
+    assert described == {*VERBS, "python -m dlojz.train"}
+
+
+def test_sets_of_options_are_all_named_in_a_help_text_or_by_the_package() -> None:
+    folder = Path(labs_command.run.__code__.co_filename).parent / "data"
+    named = {name for file in folder.glob("*.md") for name in re.findall(r"\{(\w+)\}", file.read_text("utf-8"))}
+    assert {*shared_flags()} <= named | {"help", "gpu", "compiled"}
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dlojz.base.language import LANGUAGES
+from dlojz.base.language import sentences as read_pairs
 from dlojz.cli.options import help_texts
 from dlojz.hardware.evidence import measurements
 from dlojz.labs.kit.exercise import read_sentences
@@ -127,11 +128,24 @@ def of_the_package() -> Iterator[tuple[str, str, str]]:
             for key, sentence in sentences.items():
                 yield f"{path.parent.name}, {exercise}, {key}", "en", sentence.en
                 yield f"{path.parent.name}, {exercise}, {key}", "fr", sentence.fr
+    yield from of_sentence_files()
     for path in sorted((ROOT / "dlojz" / "cli" / "data").glob("*.md")):
         for name, text in help_texts(path.stem).items():
             yield from ((f"dlojz {name} --help", language, getattr(text, language)) for language in ("en", "fr"))
     for path in sorted((ROOT / "dlojz" / "cli" / "data" / "skills").glob("*.md")):
         yield path.name, "fr" if path.stem.endswith(".fr") else "en", path.read_text(encoding="utf-8")
+
+
+def of_sentence_files() -> Iterator[tuple[str, str, str]]:
+    """The same for the sentences of modules that keep them in a TOML file."""
+    read = re.compile(r'SentenceFile\(Path\(__file__\)\.parent((?: / "[\w.]+")+)')
+    texts = ((path, path.read_text(encoding="utf-8")) for path in sorted((ROOT / "dlojz").rglob("*.py")))
+    files = {
+        path.parent.joinpath(*re.findall(r'"(.*?)"', made[1])) for path, text in texts for made in read.finditer(text)
+    }
+    for file in sorted(files):
+        for key, pair in read_pairs(file).items():
+            yield from ((f"{file.name}, {key}", language, getattr(pair, language)) for language in LANGUAGES)
 
 
 def of_documents() -> Iterator[tuple[str, str, str]]:

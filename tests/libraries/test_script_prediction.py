@@ -29,7 +29,7 @@ from dlojz.libraries.scripts.script_prediction import predict_training
 from dlojz.libraries.scripts.script_training import recognise, use_of
 from dlojz.results.footprint import STATES
 from dlojz.results.record import RunRecord, ScriptPrediction
-from dlojz.running.out_of_memory import memory_lines, post_mortem
+from dlojz.running.failures.out_of_memory import memory_lines, post_mortem
 
 SCRIPT = Path(__file__).with_name("wrapped_script.py")
 PEAK = 0.05

@@ -20,7 +20,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from dlojz.base.language import byte_scale, format_bytes, say
 from dlojz.base.table import visible
-from dlojz.display.canvas import LabFigure, caption, finish, key, new_figure, note, plain
+from dlojz.display.canvas import LabFigure, caption, finish, key, new_figure, note, phrase, plain
 from dlojz.display.figures.run_figures import far_limit
 from dlojz.display.style import BLACK, GREY, LINE_STYLES, NORMAL, REMARK, VERMILION
 
@@ -262,10 +262,7 @@ def batch_figure(marks: Sequence[CampaignMark], batch_label: str, path: str | Pa
         batch_label: what the axis counts, in words.
     """
     figure = campaign_canvas(
-        say(
-            en="Throughput and memory of the heaviest rank against the batch, with the device's limit, of: ",
-            fr="Débit et mémoire du rang le plus chargé selon le batch, avec la limite de l’appareil, de : ",
-        ),
+        phrase("alt of batches"),
         list(series_of(marks)),
         width_in=12.5,
     )
@@ -300,10 +297,7 @@ def batch_figure(marks: Sequence[CampaignMark], batch_label: str, path: str | Pa
 def pareto_figure(marks: Sequence[CampaignMark], path: str | Path | None = None) -> LabFigure:
     """Draw memory against throughput, and join the points that no other beats in both."""
     figure = campaign_canvas(
-        say(
-            en="Throughput against memory; the best compromises joined, of: ",
-            fr="Débit selon la mémoire ; les meilleurs compromis reliés, de : ",
-        ),
+        phrase("alt of compromises"),
         list(series_of(marks)),
     )
     axes = figure.subplots()
@@ -323,10 +317,7 @@ def pareto_figure(marks: Sequence[CampaignMark], path: str | Path | None = None)
     or_nothing(axes, bool(measured_marks))
     axes.set_xlabel(say(en=f"memory of the heaviest rank, {unit}", fr=f"mémoire du rang le plus chargé, {unit}"))
     axes.set_xlim(left=0)
-    title = say(
-        en="Best compromises: up and to the left (numbers: batch)",
-        fr="Meilleurs compromis : en haut à gauche (nombres : batch)",
-    )
+    title = phrase("title of compromises")
     from_zero(axes, say(en="samples/s", fr="échantillons/s"), title + (f"\n({far})" if far else ""))
     legend(figure, list(series_of(marks)), [key(say(en="not beaten in both", fr="non dominés"), **joined)])
     return finish(figure, path)
@@ -335,10 +326,7 @@ def pareto_figure(marks: Sequence[CampaignMark], path: str | Path | None = None)
 def truth_figure(marks: Sequence[CampaignMark], path: str | Path | None = None) -> LabFigure:
     """Draw predicted against measured memory, messages and throughput; on the diagonal they are equal."""
     figure = campaign_canvas(
-        say(
-            en="Predicted against measured memory, communication and throughput, of: ",
-            fr="Mémoire, communication et débit, prédits et mesurés, de : ",
-        ),
+        phrase("alt of predictions"),
         list(series_of(marks)),
         width_in=13.0,
     )
@@ -388,10 +376,7 @@ def _truth(
 def scaling_figure(marks: Sequence[CampaignMark], path: str | Path | None = None) -> LabFigure:
     """Draw the efficiency of strong and of weak scaling against the number of ranks."""
     figure = campaign_canvas(
-        say(
-            en="Efficiency of strong and of weak scaling against the number of ranks, of: ",
-            fr="Efficacité de la scalabilité forte et faible selon le nombre de rangs, de : ",
-        ),
+        phrase("alt of scaling"),
         list(series_of(marks, FAMILY)),
     )
     strong, weak = figure.subplots(1, 2, sharey=True)

@@ -25,7 +25,7 @@ from dlojz.by_hand.collectives.algorithm_catalogue import ADDING, ALGORITHMS, al
 from dlojz.by_hand.collectives.alpha_beta_fit import AlphaBetaFit
 from dlojz.by_hand.collectives.cost import crossover_bytes, terms
 from dlojz.by_hand.collectives.simulation import Held, Simulation, Transfer, simulate
-from dlojz.display.canvas import LabFigure, caption, finish, key, logarithmic, new_figure, plain
+from dlojz.display.canvas import LabFigure, below, caption, finish, key, logarithmic, new_figure, phrase, plain
 from dlojz.display.collective_text import format_bandwidth, format_latency, held_words, number_words, step_words
 from dlojz.display.style import (
     BLACK,
@@ -47,6 +47,7 @@ from dlojz.display.style import (
     WHITE,
     YELLOW_TINT,
     Style,
+    label,
     legible,
 )
 from dlojz.display.widgets.panel import import_widgets
@@ -76,16 +77,6 @@ def kind_of(simulation: Simulation, step: int, rank: int, chunk: int) -> str:
     if simulation.done(step, rank, chunk):
         return FINAL
     return PARTIAL if len(contents.ranks) > 1 else OWN
-
-
-def kind_label(kind: str) -> str:
-    """Translate a kind of chunk."""
-    return {
-        EMPTY: say(en="nothing yet", fr="encore rien"),
-        OWN: say(en="one rank’s part", fr="la part d’un rang"),
-        PARTIAL: say(en="partial sum", fr="somme partielle"),
-        FINAL: say(en="final", fr="définitif"),
-    }[kind]
 
 
 def heading(simulation: Simulation) -> str:
@@ -136,10 +127,7 @@ def collective_figure(
             axes.set_axis_off()
     width = max(30, int(figure.get_figwidth() * 10))
     figure.suptitle(textwrap.fill(heading(simulation), width), x=0.01, ha="left", fontsize=TITLE)
-    legend_options: dict[str, Any] = {"ncols": max(1, int(figure.get_figwidth() / 2.4)), "handleheight": 1.3}
-    figure.legend(
-        handles=legend_handles(simulation), loc="outside lower left", frameon=False, fontsize=NORMAL, **legend_options
-    )
+    below(figure, legend_handles(simulation), max(1, int(figure.get_figwidth() / 2.4)), "left", 1.3)
     return finish(figure, path)
 
 
@@ -264,7 +252,7 @@ def legend_handles(simulation: Simulation) -> list[Artist]:
         for chunk in range(len(row))
     }
     ordered_kinds = [kind for kind in (EMPTY, OWN, PARTIAL, FINAL) if kind in kinds]
-    handles: list[Artist] = [_shaded(Patch(label=" " + kind_label(kind)), kind) for kind in ordered_kinds]
+    handles: list[Artist] = [_shaded(Patch(label=" " + label("chunk", kind)), kind) for kind in ordered_kinds]
     # Both kinds of messages may occur: added to what the rank holds, or kept in its place.
     acts = {transfer.add for step in simulation.transfers for transfer in step}
     if True in acts:
@@ -421,10 +409,7 @@ def communication_figure(reductions: Sequence[Reduction], path: str | Path | Non
         )
     timed = [reduction for reduction in reductions if reduction.step_s is not None]
     names = ", ".join(visible(reduction.name) for reduction in reductions)
-    alt = say(
-        en=f"Bytes sent per step against the gap of the final loss, and the step's time over links, of: {names}",
-        fr=f"Octets envoyés par pas et écart de la perte finale, durée du pas selon le lien, de : {names}",
-    )
+    alt = phrase("alt of the board", names=names)
     figure = new_figure(12.5 if timed else 8.0, 6.4, alt)
     columns = figure.subplots(1, 2) if timed else [figure.subplots()]
     _pareto(columns[0], reductions, judged)
@@ -473,10 +458,7 @@ def _pareto(axes: Axes, reductions: Sequence[Reduction], judged: Mapping[str, Re
         x=say(en="sent by each rank per step, mean of the run", fr="envoyé par rang et par pas, en moyenne"),
         y=say(en="final loss: gap to sending everything (%)", fr="perte finale : écart à l’envoi complet (%)"),
     )
-    title = say(
-        en="Less sent, and what it costs\n(hollow: everything sent; dotted: after the first stage)",
-        fr="Envoyer moins, et ce que cela coûte\n(creux : tout est envoyé ; pointillé : après la première phase)",
-    )
+    title = phrase("title of bytes and loss")
     axes.set_title(title, fontsize=TITLE)
     plain(axes)
 
@@ -499,10 +481,7 @@ def _links(axes: Axes, reductions: Sequence[Reduction], timed: Sequence[Reductio
     bandwidth = say(en="bandwidth of the link (Gbit/s)", fr="débit du lien (Gbit/s)")
     caption(axes, x=bandwidth, y=say(en="step (ms)", fr="pas (ms)"))
     microseconds = f"{1e6 * LATENCY_S:g}"
-    title = say(
-        en=f"The step over slower links, predicted\n(measured here, plus α–β with α = {microseconds} µs)",
-        fr=f"Le pas sur des liens plus lents, prédit\n(mesuré ici, plus α–β avec α = {microseconds} µs)",
-    )
+    title = phrase("title of links", microseconds=microseconds)
     axes.set_title(title, fontsize=TITLE)
     plain(axes)
 
@@ -530,10 +509,7 @@ def summary(calibration: AlphaBetaFit) -> str:
     """Say α, the bandwidth and the residual in one line."""
     alpha, bandwidth = format_latency(calibration.alpha_s), format_bandwidth(calibration.bandwidth_bytes_per_s)
     residual = percent(calibration.residual, 0)
-    return say(
-        en=f"α = {alpha} per message, bandwidth 1/β = {bandwidth}, residual {residual}",
-        fr=f"α = {alpha} par message, débit 1/β = {bandwidth}, résidu {residual}",
-    )
+    return phrase("summary", alpha=alpha, bandwidth=bandwidth, residual=residual)
 
 
 def dominance(calibration: AlphaBetaFit) -> str:
@@ -541,10 +517,7 @@ def dominance(calibration: AlphaBetaFit) -> str:
     if calibration.half_bytes is None:
         return ""
     size = format_bytes(calibration.half_bytes)
-    return say(
-        en=f"below {size}, latency takes more than half of the time",
-        fr=f"au-dessous de {size}, la latence prend plus de la moitié du temps",
-    )
+    return phrase("latency dominates", size=size)
 
 
 def crossing(calibration: AlphaBetaFit, size: int) -> str:
@@ -553,10 +526,7 @@ def crossing(calibration: AlphaBetaFit, size: int) -> str:
     threshold_bytes = crossover_bytes(RING, TREE, size, alpha_s=calibration.alpha_s, beta_s_per_byte=beta)
     if threshold_bytes is None:
         return ""
-    return say(
-        en=f"{size} ranks: the tree is faster below {format_bytes(threshold_bytes)}",
-        fr=f"{size} rangs : l’arbre est plus rapide au-dessous de {format_bytes(threshold_bytes)}",
-    )
+    return phrase("tree is faster", size=size, threshold_bytes=threshold_bytes)
 
 
 def calibration_description(calibration: AlphaBetaFit) -> str:
@@ -566,11 +536,13 @@ def calibration_description(calibration: AlphaBetaFit) -> str:
     )
     name = visible(calibration.collective)
     crossings = "; ".join(filter(None, (crossing(calibration, size) for size in PREDICTED_SIZES)))
-    return say(
-        en=f"Time of {name} on {calibration.size} ranks by size of the message: {points}. {summary(calibration)}. "
-        f"{crossings}.",
-        fr=f"Durée de {name} sur {calibration.size} rangs selon la taille du message : {points}. "
-        f"{summary(calibration)}. {crossings}.",
+    return phrase(
+        "alt of a calibration",
+        name=name,
+        calibration=calibration,
+        points=points,
+        summary=summary(calibration),
+        crossings=crossings,
     )
 
 
@@ -600,10 +572,7 @@ def _predicted(axes: Axes, calibration: AlphaBetaFit) -> None:
             if min(times_s) > 0:  # α = β = 0 has no place on a logarithmic axis
                 axes.loglog(sizes, times_s, linestyle=dashes, label=label, **line_properties)
     _label(axes)
-    title = say(
-        en="all-reduce predicted with these links, if all ranks had them",
-        fr="all-reduce prédit avec ces liens, si tous les rangs les avaient",
-    )
+    title = phrase("title of the prediction")
     crossings = (crossing(calibration, size) for size in PREDICTED_SIZES)
     caption(axes, title="\n".join([title, *filter(None, crossings)]), size=NORMAL)
     axes.legend(frameon=False, fontsize=SMALL, loc="upper left", bbox_to_anchor=(1.0, 1.0))

@@ -12,7 +12,7 @@ from matplotlib.ticker import NullFormatter
 
 from dlojz.base.language import say, shortest
 from dlojz.base.table import visible
-from dlojz.display.canvas import LabFigure, caption, finish, logarithmic, new_figure, plain
+from dlojz.display.canvas import LabFigure, caption, finish, logarithmic, new_figure, phrase, plain
 from dlojz.display.style import (
     BASELINE,
     BLUE,
@@ -61,29 +61,15 @@ def calibrate_figure(measured: Measured, sites: Sequence[MeasuredSite], path: st
     caption(axes[0, 1], x=passed, title=say(en="GB/s of one rank", fr="Go/s d’un rang"), size=NORMAL)
     _messages(axes[1, 0], sites)
     _errors(axes[1, 1], sites)
-    title = say(
-        en=f"{visible(measured.processor)}, {measured.cores} core(s), {measured.date}: dots measured, lines and "
-        "crosses fitted",
-        fr=f"{visible(measured.processor)}, {measured.cores} cœur(s), {measured.date} : points mesurés, traits et "
-        "croix ajustés",
-    )
+    title = phrase("title of a machine", measured=measured)
     figure.suptitle(title, fontsize=HEADING, x=0.01, ha="left")
     return finish(figure, path)
 
 
 def description(measured: Measured, sites: Sequence[MeasuredSite]) -> str:
     """Describe the figure in words."""
-    site_sentences = "; ".join(
-        say(
-            en=f"{site.ranks} rank(s): median residual {100 * site.median_error:.0f}%",
-            fr=f"{site.ranks} rang(s) : résidu médian {100 * site.median_error:.0f} %",
-        )
-        for site in sites
-    )
-    return say(
-        en=f"Measurements of {visible(measured.processor)} and what the parameters say of them. {site_sentences}.",
-        fr=f"Mesures de {visible(measured.processor)} et ce qu’en disent les paramètres. {site_sentences}.",
-    )
+    site_sentences = "; ".join(phrase("residual of ranks", site=site, error=100 * site.median_error) for site in sites)
+    return phrase("alt of a machine", measured=measured, sites=site_sentences)
 
 
 def _speeds(axes: Axes, sites: Sequence[MeasuredSite], kinds: Sequence[str]) -> None:

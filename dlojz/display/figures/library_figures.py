@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from dlojz.base.language import MEBIBYTE, decimal, format_bytes, say, yes_no
 from dlojz.base.table import Table, visible
-from dlojz.display.canvas import LabFigure, caption, finish, new_figure, note, plain, stack
+from dlojz.display.canvas import LabFigure, caption, finish, new_figure, note, phrase, plain, stack
 from dlojz.display.style import BASELINE, BLUE, GREEN, GREY, NORMAL, ORANGE, PREDICTED_ALPHA, PURPLE, SKY, Style
 from dlojz.libraries.library_catalogue import LIBRARIES, REFERENCE, Library, absence, bridge_lines, lines_changed
 from dlojz.libraries.side_by_side import LibraryRow
@@ -190,10 +190,7 @@ def libraries_figure(rows: Sequence[LibraryRow], path: str | Path | None = None)
     titles = (
         say(en="lines of code\n(full: not plain torch's)", fr="lignes de code\n(plein : pas celles de torch)"),
         say(en="peak of rank 0, MiB\npredicted (light), measured", fr="pic du rang 0, Mio\nprédit (clair), mesuré"),
-        say(
-            en="messages of a step, MiB\npredicted (light), measured",
-            fr="messages par pas, Mio\nprédits (clair), mesurés",
-        ),
+        phrase("messages of libraries"),
         say(en="time of a step, over\nplain torch's", fr="durée d’un pas,\nrapportée à torch seul"),
     )
     for panel, title in zip(panels, titles, strict=True):
@@ -291,10 +288,7 @@ def _times(axes: Axes, rows: Sequence[LibraryRow]) -> None:
 def description(rows: Sequence[LibraryRow]) -> str:
     """Describe the figure in words."""
     library_sentences = "; ".join(_described(row) for row in rows)
-    return say(
-        en=f"The libraries side by side. {library_sentences}.",
-        fr=f"Les bibliothèques côte à côte. {library_sentences}.",
-    )
+    return phrase("alt of libraries", libraries=library_sentences)
 
 
 def _described(row: LibraryRow) -> str:
@@ -303,11 +297,7 @@ def _described(row: LibraryRow) -> str:
         return say(en=f"{title}: {lines} lines, not run", fr=f"{title} : {lines} lignes, pas exécuté")
     peak = _of(row.peak_bytes)
     messages, ratio, gap = _of(_sent(row)), ratio_words(row), difference_words(row)
-    return say(
-        en=f"{title}: {lines} lines, losses within {gap} of torch's, peak {peak}, messages {messages}, step {ratio}",
-        fr=f"{title} : {lines} lignes, pertes à {gap} près de celles de torch, pic {peak}, messages {messages}, "
-        f"pas {ratio}",
-    )
+    return phrase("library", title=title, lines=lines, gap=gap, peak=peak, messages=messages, ratio=ratio)
 
 
 def _of(pair: tuple[int | None, int | None]) -> str:

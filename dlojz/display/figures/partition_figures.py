@@ -16,17 +16,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, refusal, say, spaced_percent
 from dlojz.base.table import visible
 from dlojz.compare import overlay_of
-from dlojz.display.canvas import (
-    LabFigure,
-    caption,
-    finish,
-    key,
-    new_figure,
-    painted,
-    plain,
-    stack,
-    swatch,
-)
+from dlojz.display.canvas import LabFigure, caption, finish, key, new_figure, painted, phrase, plain, stack, swatch
 from dlojz.display.pipeline_drawing import (
     LEFT_PT,
     RIGHT_PT,
@@ -98,9 +88,7 @@ def overlay_figure(
         lower,
         x=say(en="time, ms", fr="temps (ms)"),
         y=say(en="measured − predicted\nend of action, ms", fr="fin d’action, ms\nmesurée − prédite"),
-        title=say(
-            en="Where they part: how late each action ends", fr="Où elles s’écartent : retard de chaque fin d’action"
-        ),
+        title=phrase("title of delays"),
     )
     plain(lower)
     lower.legend(loc="best", ncols=4, frameon=False, fontsize=SMALL)
@@ -152,11 +140,11 @@ def overlay_scene(predicted: Timeline, measured: Timeline, *, color_by: str = "k
 def step_sentence(predicted: Timeline, measured: Timeline) -> str:
     """Say the length of a step, predicted and measured, and the difference."""
     part = measured.makespan / predicted.makespan - 1 if predicted.makespan else 0.0
-    return say(
-        en=f"Step: predicted {amount(predicted.makespan, True)}, measured {amount(measured.makespan, True)} "
-        f"({spaced_percent(part, signed=True)})",
-        fr=f"Pas : prédit {amount(predicted.makespan, True)}, mesuré {amount(measured.makespan, True)} "
-        f"({spaced_percent(part, signed=True)})",
+    return phrase(
+        "step beside its simulation",
+        predicted=amount(predicted.makespan, True),
+        measured=amount(measured.makespan, True),
+        difference=spaced_percent(part, signed=True),
     )
 
 
@@ -164,11 +152,12 @@ def bubble_sentence(predicted: Timeline, measured: Timeline) -> str:
     """Say the bubble, predicted and measured, as fraction and as overhead."""
     fractions = [spaced_percent(timeline.bubble_fraction) for timeline in (predicted, measured)]
     overheads = [spaced_percent(timeline.bubble_overhead) for timeline in (predicted, measured)]
-    return say(
-        en=f"bubble fraction: predicted {fractions[0]}, measured {fractions[1]}; bubble overhead: predicted "
-        f"{overheads[0]}, measured {overheads[1]}",
-        fr=f"fraction de bulle : prédite {fractions[0]}, mesurée {fractions[1]} ; surcoût de bulle : prédit "
-        f"{overheads[0]}, mesuré {overheads[1]}",
+    return phrase(
+        "bubbles",
+        predicted=fractions[0],
+        measured=fractions[1],
+        predicted_overhead=overheads[0],
+        measured_overhead=overheads[1],
     )
 
 
@@ -241,10 +230,7 @@ def bubble_figure(
     words = "; ".join(
         f"{name}: {spaced_percent(bubble)} (m = {number})" for name, (number, bubble) in endpoints.items()
     )
-    title = say(
-        en=f"Bubble fraction against micro-batches, {ranks} ranks",
-        fr=f"Fraction de bulle selon le nombre de micro-batches, {ranks} rangs",
-    )
+    title = phrase("title of bubbles", ranks=ranks)
     columns = min(_COLUMNS, len(drawn))
     rows = -(-len(drawn) // columns)
     figure = new_figure(max(3.0 * columns, 5.0), 2.3 * rows + 1.0, alt=f"{title}. {words}.")
@@ -300,10 +286,7 @@ def partition_figure(
     columns = min(len(cuts), PANELS_IN_A_ROW if first_cut.num_stages <= MOST_NARROW_STAGES else 2)
     rows = math.ceil(len(cuts) / columns)
     bottlenecks = "; ".join(f"{name} {weighed.text(cut.bottleneck)}" for name, cut in cuts.items())
-    heading = say(
-        en=f"{model}: {len(weighed.kinds)} blocks, stages: {first_cut.num_stages}",
-        fr=f"{model} : {len(weighed.kinds)} blocs, étages : {first_cut.num_stages}",
-    )
+    heading = phrase("title of a partition", model=model, blocks=len(weighed.kinds), cut=first_cut)
     wide = max(3.3 * columns, 5.0) if columns > 2 else 6.2 * columns
     figure = new_figure(wide, 3.6 * rows + 1.0, heading + say(en=". Bottlenecks: ", fr=". Goulots : ") + bottlenecks)
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)

@@ -18,17 +18,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from dlojz.base.language import decimal, say
-from dlojz.display.canvas import (
-    LabFigure,
-    caption,
-    finish,
-    key,
-    logarithmic,
-    new_figure,
-    plain,
-    stack,
-    swatch,
-)
+from dlojz.display.canvas import LabFigure, caption, finish, key, logarithmic, new_figure, phrase, plain, stack, swatch
 from dlojz.display.style import (
     BLACK,
     BLUE,
@@ -69,15 +59,13 @@ def plan_figure(plan: Plan, path: str | Path | None = None) -> LabFigure:
     """Draw a plan: the front of compromises, the memory of every stage, the waterfall of the step, the refusals."""
     best, model = plan.best, plan.question.subject.name
     took = f"{best.time_words}, {gigabytes(best.memory_bytes)}"
-    alt = say(
-        en=f"Plan of {model}: best layout {best.title}, step {took} on the fullest GPU.",
-        fr=f"Plan de {model} : meilleure configuration {best.title}, itération {took} sur le GPU le plus rempli.",
-    )
+    alt = phrase("alt of a plan", model=model, best=best, took=took)
     figure = new_figure(11.0, 9.4, alt)
     cells = figure.add_gridspec(2, 2, width_ratios=(1.15, 1.0), height_ratios=(1.1, 1.0))
     front = figure.add_subplot(cells[0, 0])
     _front(front, plan, _free_gb(plan), lambda choice: choice.margin_bytes / 1e9)
-    caption(front, y=_free_label(), title=say(en="layouts that fit", fr="configurations qui tiennent"))
+    free_label = say(en="memory that stays free (GB)", fr="mémoire restée libre (Go)")
+    caption(front, y=free_label, title=say(en="layouts that fit", fr="configurations qui tiennent"))
     front.legend(fontsize=SMALL, loc="best", framealpha=0.9)
     _memory(figure.add_subplot(cells[0, 1]), best)
     _waterfall(figure.add_subplot(cells[1, 0]), best)
@@ -90,10 +78,6 @@ def _free_gb(plan: Plan) -> NDArray[np.float64]:
     # GB (1e9 bytes): the GPU's memory less what the layout takes.
     free: NDArray[np.float64] = (plan.question.device_bytes - plan.found.memory.total_bytes) / 1e9
     return free
-
-
-def _free_label() -> str:
-    return say(en="memory that stays free (GB)", fr="mémoire restée libre (Go)")
 
 
 def _front(axes: Axes, plan: Plan, heights: NDArray[np.float64], height_of: Callable[[Choice], float]) -> None:
@@ -260,10 +244,7 @@ def here_figure(layouts: Here, measured_s: Mapping[str, float], path: str | Path
         measured_step_s, text = measured_s.get(layout.title), f" {seconds(layout.step_s)}"
         if measured_step_s is not None:
             axes.plot([1e3 * measured_step_s], [position], **diamond)
-            text += say(
-                en=f" predicted, {seconds(measured_step_s)} measured",
-                fr=f" prédite, {seconds(measured_step_s)} mesurée",
-            )
+            text += phrase("measured layout", measured=seconds(measured_step_s))
         axes.text(
             max(ends[position], 1e3 * (measured_step_s or 0.0) + 0.008 * largest),
             position,

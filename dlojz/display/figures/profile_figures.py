@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from dlojz.base.language import byte_scale, format_bytes, say
-from dlojz.display.canvas import LabFigure, caption, finish, key, new_figure, note, plain, swatch
-from dlojz.display.profile_tables import MOST_FRAMES, frame_label, kernel_kind
+from dlojz.display.canvas import LabFigure, caption, finish, key, new_figure, note, phrase, plain, swatch
 from dlojz.display.style import BLUE, EDGE, GREY, LINE_STYLES, ORANGE, TITLE, Style
+from dlojz.display.trace_tables import MOST_FRAMES, frame_label, kernel_kind
 from dlojz.results.memory_snapshot import FrameBytes, FrameGrowth, MemorySnapshot
 from dlojz.results.rank_profile import ProfileComparison
 
@@ -41,10 +41,7 @@ def profiles_figure(comparison: ProfileComparison, path: str | Path | None = Non
     """Draw parts of the time and kinds of kernels of two traces, before above after, in ms per step."""
     panels = (comparison.parts, comparison.kinds)
     names = (comparison.before.name, comparison.after.name)
-    alt = say(
-        en=f"Time of {names[0]} and {names[1]}, by part and by kind of kernel",
-        fr=f"Temps de {names[0]} et de {names[1]}, par part et par sorte de noyau",
-    )
+    alt = phrase("alt of profiles", before=names[0], after=names[1])
     figure = new_figure(11.0, 1.6 + 0.5 * max(map(len, panels)), alt)
     unit = say(en="ms per step", fr="ms par pas") if comparison.per_step else say(en="ms", fr="ms")
     heads = say(en="Parts of the time", fr="Parts du temps"), say(en="By kind of kernel", fr="Par sorte de noyau")
@@ -64,9 +61,7 @@ def snapshots_figure(
         growth: of two snapshots, their lines side by side.
     """
     names = ", ".join(snapshot.name for snapshot in snapshots)
-    alt = say(
-        en=f"Memory in use over the record of {names}", fr=f"Mémoire utilisée au cours de l’enregistrement de {names}"
-    )
+    alt = phrase("alt of snapshots", names=names)
     unit, scale = byte_scale(max(snapshot.peak_bytes for snapshot in snapshots))
     figure = new_figure(13.0, 4.8, alt)
     over_time, by_line = figure.subplots(1, 2, width_ratios=(1.3, 1.0))

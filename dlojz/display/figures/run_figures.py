@@ -22,12 +22,14 @@ from dlojz.base.table import visible
 from dlojz.config.fields import BLOCK_CHOICES
 from dlojz.display.canvas import (
     LabFigure,
+    below,
     caption,
     finish,
     key,
     new_figure,
     note,
     paint,
+    phrase,
     plain,
     stack,
     swatch,
@@ -71,6 +73,7 @@ MOST_BARS = 10
 FARTHEST = 3.0
 """Times the longest bar: a limit beyond is said in words, as drawing it would leave bars too short to read."""
 CACHED, OUTSIDE = Style(WHITE, "oo"), Style(WHITE, "xx")
+DIAMOND: dict[str, Any] = {"linestyle": "none", "marker": "D", "color": BLACK}
 LIMIT_LOOK: dict[str, Any] = {"color": BLACK, "linestyle": "--", "linewidth": 1.5}
 
 
@@ -80,10 +83,7 @@ def far_limit(limit_bytes: int, highest_bytes: float) -> str:
     if times <= FARTHEST:
         return ""
     times_text = decimal(times, 1 if times < 10 else 0)
-    return say(
-        en=f"limit: {format_bytes(limit_bytes)}, {times_text} times as much",
-        fr=f"limite : {format_bytes(limit_bytes)}, {times_text} fois plus",
-    )
+    return phrase("far limit", limit_bytes=limit_bytes, times_text=times_text)
 
 
 def footprint_figure(forecast: Forecast, path: str | Path | None = None, limit_bytes: int | None = None) -> LabFigure:
@@ -101,9 +101,7 @@ def footprint_figure(forecast: Forecast, path: str | Path | None = None, limit_b
     handles = _totals(totals, forecast, limit_bytes)
     _blocks(by_block, blocks)
     figure.suptitle(headline(forecast), fontweight="bold", fontsize=TITLE)
-    figure.legend(
-        handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize=NORMAL, handleheight=1.2
-    )
+    below(figure, handles, 5)
     return finish(figure, path)
 
 
@@ -130,14 +128,8 @@ def _totals(axes: Axes, forecast: Forecast, limit_bytes: int | None) -> list[Art
     for number, (_, total) in enumerate(bars):
         # Bar n has the categories and the first n extras on top.
         top = stack(axes, number, [*_categories(at_peak, scale), *extras[:number]], 0.55, upright=True)
-        text_properties: dict[str, Any] = {
-            "ha": "center",
-            "va": "bottom",
-            "fontweight": "bold",
-            "fontsize": None,
-            "bbox": plate,
-        }
-        note(axes, format_bytes(total), (number, top), (0, 3), **text_properties)
+        looks = {"ha": "center", "va": "bottom", "fontweight": "bold", "fontsize": None, "bbox": plate}
+        note(axes, format_bytes(total), (number, top), (0, 3), **looks)
     title = textwrap.fill(say(en="At the peak: ", fr="Au pic : ") + visible(forecast.moment), 54)
     handles: list[Artist] = [
         swatch(CATEGORY_STYLES[name], category_label(name)) for name in CATEGORIES if at_peak.get(name)
@@ -188,11 +180,7 @@ def activation_curve_figure(plan: BudgetPlan, path: str | Path | None = None) ->
     time_unit, per_second = ("s", 1.0) if max(seconds) >= 1 else ("ms", 1e3)
     title, extra = visible(plan.config.title), format_seconds(max(seconds))
     ends = [format_bytes(point.peak_bytes) for point in (curve[0], curve[-1])]
-    alt = say(
-        en=f"Memory against time of {title}: from {ends[0]} and {extra} more per step to {ends[1]} with every block "
-        "kept.",
-        fr=f"Mémoire et temps de {title} : de {ends[0]} et {extra} de plus par pas à {ends[1]}, tous les blocs gardés.",
-    )
+    alt = phrase("alt of budgets", title=title, least=ends[0], extra=extra, most=ends[1])
     figure = new_figure(12.0, 4.6, alt)
     left, right = figure.subplots(1, 2, width_ratios=(1.0, 1.3))
     left.plot(
@@ -217,9 +205,7 @@ def activation_curve_figure(plan: BudgetPlan, path: str | Path | None = None) ->
     figure.suptitle(title, fontsize=TITLE)
     handles: list[Artist] = [swatch(*pair) for pair in zip(styles, map(choice_label, BLOCK_CHOICES), strict=True)]
     handles.append(key(say(en="budget: ", fr="budget : ") + format_bytes(plan.budget_bytes), **LIMIT_LOOK))
-    figure.legend(
-        handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=NORMAL, handleheight=1.2
-    )
+    below(figure, handles, 4)
     return finish(figure, path)
 
 
@@ -233,10 +219,7 @@ def compare_figure(comparison: Comparison, path: str | Path | None = None) -> La
     Of the first pipeline among them, the measured step is drawn under its simulation.
     """
     rows = comparison.rows
-    alt = say(
-        en="Bars of memory, communication and throughput, predicted above measured, and the loss curves, of: ",
-        fr="Barres de mémoire, de communication et de débit, prédit au-dessus de mesuré, et pertes, de : ",
-    ) + ", ".join(row.title for row in rows)
+    alt = phrase("alt of runs") + ", ".join(row.title for row in rows)
     step = next((_step_drawing(row.title, row.overlay) for row in rows if row.overlay), None)
     heights_in = [4.6 + 0.28 * max(0, len(rows) - 5), 2.9 + 0.22 * max(0, len(rows) - 5)]
     if step:
@@ -261,10 +244,7 @@ def compare_figure(comparison: Comparison, path: str | Path | None = None) -> La
     for panel in (communication, throughput):  # the names stand once, on the left
         panel.tick_params(labelleft=False)
     models = ", ".join(dict.fromkeys(visible(row.model) for row in rows))
-    title = say(
-        en=f"{models}: predicted (upper bar, pale, dashed edge) and measured (lower bar)",
-        fr=f"{models} : prédit (barre du haut, claire, bord pointillé) et mesuré (barre du bas)",
-    )
+    title = phrase("title of runs", models=models)
     figure.suptitle(title, fontweight="bold")
     return finish(figure, path)
 
@@ -338,12 +318,7 @@ def _memory(axes: Axes, rows: Sequence[RunRow]) -> None:
         peaks = [(getattr(row.memory_bytes["peak"], side), number + offset) for number, row in enumerate(rows)]
         # 0 and None are no mark: nothing was measured or predicted.
         marks = [(peak / scale, height) for peak, height in peaks if peak]
-        marker_properties: dict[str, Any] = {
-            "linestyle": "none",
-            "marker": "D",
-            "color": BLACK,
-            "markerfacecolor": face,
-        }
+        marker_properties: dict[str, Any] = {**DIAMOND, "markerfacecolor": face}
         if marks:
             axes.plot(*zip(*marks, strict=True), **marker_properties)
             handles.append(key(label, **marker_properties))
@@ -389,10 +364,7 @@ def _communication(axes: Axes, rows: Sequence[RunRow]) -> None:
         if row.exact is not None:
             end = max(_total(stacks[number], side) for side in SIDES) / scale + 0.015 * right
             axes.text(end, number, "=" if row.exact else "≠", va="center", fontsize=SIGN, fontweight="bold")
-    title = say(
-        en="Bytes handed to collectives per step\n(=: predicted and counted are equal)",
-        fr="Octets confiés aux collectives par pas\n(= : prédit et compté sont égaux)",
-    )
+    title = phrase("title of communication")
     _runs_down(axes, rows, title, unit)
     if not any(_total(stacked, side) for stacked in stacks for side in SIDES):
         axes.set(xticks=[], xlabel="")
@@ -408,14 +380,9 @@ def _throughput(axes: Axes, rows: Sequence[RunRow]) -> None:
             _bar(axes, number, [(getattr(row.samples_per_s, side) or 0, Style(BLUE, ""))], side)
     title = say(en="Throughput\n(predicted: dp × one process)", fr="Débit\n(prédit : dp × un processus)")
     if any(row.model_ranks > 1 for row in rows):
-        title = say(
-            en="Throughput (predicted: one process\n× ranks, less the bubble)",
-            fr="Débit (prédit : un processus\n× rangs, moins la bulle)",
-        )
+        title = phrase("throughput of ranks")
     if any(row.calibration for row in rows):
-        title = say(
-            en="Throughput (predicted:\nthis machine’s calibration)", fr="Débit (prédit :\ncalibrage de la machine)"
-        )
+        title = phrase("throughput of a calibration")
     if all(row.samples_per_s.predicted is None for row in rows):
         title = say(en="Throughput\n(measured)", fr="Débit\n(mesuré)")
     _runs_down(axes, rows, title, say(en="samples/s", fr="échantillons/s"))
@@ -481,10 +448,7 @@ def timeline_figure(record: RunRecord) -> LabFigure:
     chosen = set(recorded_steps[-DRAWN_STEPS:])
     spans = [span for span in record.spans if span.step in chosen]
     title = visible(record.title)
-    alt = say(
-        en=f"Phases of {len(chosen)} steps on {len({span.rank for span in spans})} ranks of {title}",
-        fr=f"Phases de {len(chosen)} pas sur {len({span.rank for span in spans})} rangs de {title}",
-    )
+    alt = phrase("alt of a timeline", steps=len(chosen), ranks=len({span.rank for span in spans}), title=title)
     return spans_figure(spans, title + _overlap_words(record), alt)
 
 
@@ -514,13 +478,8 @@ def spans_figure(
                 for span in spans
                 if (span.phase, span.rank) == (name, rank)
             ]
-            bar_properties: dict[str, Any] = {
-                "facecolor": style.color,
-                "hatch": style.hatch,
-                "edgecolor": EDGE,
-                "linewidth": 0.5,
-            }
-            axes.broken_barh(bars, (rank + top, height), **bar_properties)
+            lane = rank + top, height
+            axes.broken_barh(bars, lane, facecolor=style.color, hatch=style.hatch, edgecolor=EDGE, linewidth=0.5)
     for step in sorted({span.step for span in spans}) if steps else ():
         start_ms = (min(span.start_s for span in spans if span.step == step) - origin_s) * 1e3
         axes.axvline(start_ms, color=EDGE, linewidth=1.0, linestyle="--")
@@ -549,10 +508,7 @@ def _overlap_words(record: RunRecord) -> str:
     hidden = format_seconds(phases.communication_hidden_s)
     backward, compute = say(en="backward", fr="la passe arrière"), say(en="compute", fr="le calcul")
     hiding_work = compute if record.config.script else backward
-    return say(
-        en=f"\ncommunication of rank 0 per step (median): {exposed} exposed, {hidden} hidden behind {hiding_work}",
-        fr=f"\ncommunication du rang 0 par pas (médiane) : {exposed} exposée, {hidden} recouverte par {hiding_work}",
-    )
+    return phrase("overlap", exposed=exposed, hidden=hidden, hiding_work=hiding_work)
 
 
 def _drawing_order(span: Span) -> tuple[bool, bool, float]:

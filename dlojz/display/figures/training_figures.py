@@ -15,7 +15,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import percent, refusal, say
 from dlojz.base.table import visible
 from dlojz.config.optimizers import OPTIMIZERS
-from dlojz.display.canvas import LabFigure, caption, finish, new_figure, plain
+from dlojz.display.canvas import LabFigure, caption, finish, new_figure, phrase, plain
 from dlojz.display.drawing import LETTER
 from dlojz.display.style import BLACK, BLUE, EDGE, HEADING, LIGHT_ORANGE, ORANGE, TITLE, VERMILION, WHITE
 
@@ -72,10 +72,7 @@ def expert_load_figure(trainings: Mapping[str, Sequence[ExpertLoad]]) -> LabFigu
     caption(rows[1][0], y=say(en="load, relative\nto the fair share", fr="charge, rapportée\nà la part équitable"))
     caption(rows[2][0], y=say(en="dropped", fr="abandonnés"))
     mixture = visible(next(iter(columns.values()))[0].layer)
-    title = say(
-        en=f"Load of the experts of {mixture}: beyond the capacity (dashed), tokens are dropped",
-        fr=f"Charge des experts, {mixture} : au-delà de la capacité (tirets), les tokens sont abandonnés",
-    )
+    title = phrase("title of experts", mixture=mixture)
     figure.suptitle(fill(title, int(72 * figure.get_figwidth() / (TITLE * LETTER))), fontsize=TITLE)
     return finish(figure)
 
@@ -140,9 +137,7 @@ def _dropped(axes: Axes, loads: list[ExpertLoad]) -> None:
     plain(axes)
     recent_shares = dropped[-LAST_STEPS:]
     mean = percent(sum(recent_shares) / len(recent_shares), 0)
-    words = say(
-        en=f"{mean} over the last {len(recent_shares)} steps", fr=f"{mean} sur les {len(recent_shares)} derniers pas"
-    )
+    words = phrase("mean of the last steps", mean=mean, steps=len(recent_shares))
     axes.set_title(words, loc="right", fontsize=HEADING)
 
 
@@ -157,13 +152,6 @@ def _expert_load_alt(columns: Mapping[str, list[ExpertLoad]]) -> str:
         dropped = percent(sum(load.dropped for load in recent_loads) / len(recent_loads), 0)
         # Below a tenth of the fair share.
         idle = sum(total < 0.1 * sum(totals) / len(totals) for total in totals)
-        words.append(
-            say(
-                en=f"{visible(name)}: the busiest of {len(totals)} experts takes {share} of the choices, {idle} "
-                f"are all but idle, {dropped} of the choices are dropped",
-                fr=f"{visible(name)} : le plus chargé des {len(totals)} experts prend {share} des choix, {idle} "
-                f"ne font presque rien, {dropped} des choix sont abandonnés",
-            )
-        )
+        words.append(phrase("alt of experts", name=name, experts=len(totals), share=share, idle=idle, dropped=dropped))
     opening = say(en="Load of the experts over the last steps. ", fr="Charge des experts sur les derniers pas. ")
     return opening + say(en="; ", fr=" ; ").join(words)

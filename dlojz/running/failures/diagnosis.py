@@ -27,21 +27,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import format_seconds, say
+from dlojz.base.language import SentenceFile, format_seconds, say
 from dlojz.base.table import Table, facts, safe
 from dlojz.base.table import visible as table_visible
 from dlojz.display.style import BLUE, VERMILION
 from dlojz.display.tables import status_label
 from dlojz.processes.hang_diagnosis import call_words, deadlock, listed, mismatch, missing_ranks, waits_in, with_article
 from dlojz.running.ending import PORT, FirstError, first_error, read_log
+from dlojz.running.failures.out_of_memory import memory_lines
 from dlojz.running.failures.signatures import Signature, recognise, signatures
 from dlojz.running.folder import visible
-from dlojz.running.out_of_memory import memory_lines
 from dlojz.running.run_view import PANEL
 from dlojz.running.state import LOGS, RunFolder, quiet_s, read_all_events
 
 if TYPE_CHECKING:
-    from dlojz.running.out_of_memory import PostMortem
+    from dlojz.running.failures.out_of_memory import PostMortem
+
+phrase = SentenceFile(Path(__file__).parent / "data" / "diagnosis.toml")
 
 ALL_RANKS = "0"
 """Name that torch gives the group of all ranks."""
@@ -180,13 +182,6 @@ class Finding(NamedTuple):
     ranks: tuple[int, ...] = ()
 
 
-def _finding(
-    kind: str, ranks: tuple[int, ...] = (), *, en: str, fr: str, do_en: str = "", do_fr: str = "", advice: str = ""
-) -> Finding:
-    """Make a finding: what happened, and what to do about it."""
-    return Finding(kind, say(en=en, fr=fr), advice or say(en=do_en, fr=do_fr), ranks)
-
-
 @dataclass(frozen=True)
 class Symptoms:
     """Evidence for the rules.
@@ -311,13 +306,8 @@ def _mismatch(symptoms: Symptoms) -> Finding | None:
 
 
 def _different(rank_a: int, call_a: str, rank_b: int, call_b: str) -> Finding:
-    return _finding(
-        "collective",
-        (rank_a, rank_b),
-        en=f"The ranks asked for different collectives: rank {rank_a} {call_a}, rank {rank_b} {call_b}.",
-        fr=f"Les rangs ont demandé des collectives différentes : le rang {rank_a} {call_a}, le rang {rank_b} {call_b}.",
-        advice=_where_to_look(),
-    )
+    sentence = phrase("different collectives", rank_a=rank_a, call_a=call_a, rank_b=rank_b, call_b=call_b)
+    return Finding("collective", sentence, phrase("where to look"), (rank_a, rank_b))
 
 
 def _fingerprint(text: str) -> str:
@@ -361,16 +351,8 @@ def _watchdog(symptoms: Symptoms) -> Finding | None:
         odd_text = f"{op} (SeqNum={seq}{f', {numel} elements' if numel else ''})"
         return _absent(odd, usual_text, limit_ms, sorted(waited.keys() - {*odd}), odd_text)
     waited_s = format_seconds(limit_ms / 1e3)
-    return _finding(
-        "collective",
-        tuple(sorted(waited)),
-        en=f"All ranks waited {waited_s} for the same collective, {usual_text}: the network between "
-        "them, or the rank that was slowest to come, is at fault.",
-        fr=f"Tous les rangs ont attendu {waited_s} la même collective, {usual_text} : le réseau qui "
-        "les relie, ou le rang arrivé le dernier, est en cause.",
-        do_en="Run again with NCCL_DEBUG=INFO and look for the interface that NCCL chose; ask for fewer nodes.",
-        do_fr="Relancez avec NCCL_DEBUG=INFO et cherchez l’interface que NCCL a choisie ; demandez moins de nœuds.",
-    )
+    sentence = phrase("same collective", waited_s=waited_s, call=usual_text)
+    return Finding("collective", sentence, phrase("look at the network"), tuple(sorted(waited)))
 
 
 def _recorded(symptoms: Symptoms) -> Finding | None:
@@ -388,7 +370,7 @@ def hung_calls(calls: Mapping[int, Calls]) -> Finding | None:
 
 def _called_differently(calls: Mapping[int, Calls]) -> Finding | None:
     different = call_mismatch(calls)
-    return Finding("collective", different.sentence, _where_to_look(), different.ranks) if different else None
+    return Finding("collective", different.sentence, phrase("where to look"), different.ranks) if different else None
 
 
 def _missed(calls: Mapping[int, Calls], limit_ms: int | None = None) -> Finding | None:
@@ -401,7 +383,7 @@ def _missed(calls: Mapping[int, Calls], limit_ms: int | None = None) -> Finding 
     # A cycle: each waits for another, in the collective of another group.
     waits = {rank: waits_in(rank, absence.call, absence.ranks) for absence in missing for rank in absence.waiting}
     fault = deadlock(waits, [waits[rank] for rank in sorted(waits)])
-    return Finding("collective", fault.message, _where_to_look(), tuple(sorted(waits)))
+    return Finding("collective", fault.message, phrase("where to look"), tuple(sorted(waits)))
 
 
 def _gloo(symptoms: Symptoms) -> Finding | None:
@@ -424,29 +406,14 @@ def _absent(
     """Say for which ranks the others waited until time was up, or, without a limit, are waiting."""
     waited = format_seconds(None if limit_ms is None else limit_ms / 1e3)
     if not ranks:
-        return _finding(
-            "collective",
-            en=f"The ranks waited {waited} for one another in {call}, each in another collective.",
-            fr=f"Les rangs se sont attendus {waited} dans {call}, chacun dans une autre collective.",
-            advice=_where_to_look(),
-        )
+        return Finding("collective", phrase("for one another", waited=waited, call=call), phrase("where to look"))
     detail = "" if limit_ms is None else f" {waited}"
     if instead:
-        en, fr = (listed(ranks, french=french) for french in (False, True))
-        detail += say(
-            en=f" ({en} {'was' if len(ranks) == 1 else 'were'} in {instead})",
-            fr=f" ({with_article(fr)} {'était' if len(ranks) == 1 else 'étaient'} dans {instead})",
-        )
+        key = "rank was elsewhere" if len(ranks) == 1 else "ranks were elsewhere"
+        en, fr = listed(ranks, french=False), with_article(listed(ranks, french=True))
+        detail += phrase(key, en=en, fr=fr, instead=instead)
     fault = missing_ranks(ranks, call, waiting, "live" if limit_ms is None else "past", detail)
-    return Finding("collective", fault.message, _where_to_look(), ranks)
-
-
-def _where_to_look() -> str:
-    return say(
-        en="Look for an `if rank …` around a collective, or an exception or an end of the data on one of the ranks.",
-        fr="Cherchez un `if rank …` autour d’une collective, ou une exception, ou la fin des données, sur l’un des "
-        "rangs.",
-    )
+    return Finding("collective", fault.message, phrase("where to look"), ranks)
 
 
 def recognised_error(symptoms: Symptoms) -> Finding | None:
@@ -534,16 +501,10 @@ class Diagnosis:
 
     def _nothing(self) -> str:
         if self.state in ("running", "queued") and self.errors:
-            return say(
-                en="It has not ended yet, but its logs tell of errors: look again in a moment.",
-                fr="Elle n’est pas finie, mais ses journaux signalent des erreurs : revenez dans un instant.",
-            )
+            return phrase("errors of a run that goes on")
         if self.state in ("completed", "running", "queued"):
             return say(en="Nothing is wrong with it.", fr="Rien d’anormal.")
-        return say(
-            en="No known cause was recognised: read the first errors below and `dlojz logs`.",
-            fr="Aucune cause connue n’a été reconnue : lisez les premières erreurs ci-dessous et `dlojz logs`.",
-        )
+        return phrase("no known cause")
 
     def _first_errors(self) -> Table:
         heading = say(en="The first error of each log:", fr="La première erreur de chaque journal :")
@@ -572,10 +533,7 @@ class Standstill(NamedTuple):
         for rank, line in self.lines.items():
             ranks_of.setdefault(line, []).append(rank)
         where = [
-            say(
-                en=f"  {listed(ranks, french=False)}: {line}",
-                fr=f"  {listed(ranks, french=True)} : {line}",
-            )
+            phrase("ranks at a line", en=listed(ranks, french=False), line=line, fr=listed(ranks, french=True))
             for line, ranks in ranks_of.items()
         ]
         cause = f" {self.missing.what} {self.missing.advice}" if self.missing else ""
@@ -617,10 +575,7 @@ def standstill(events_by_rank: Mapping[int, Sequence[Mapping[str, Any]]], now_s:
     ended = say(en="ended", fr="terminé")
     lines = {rank: visible(str(event.get("line") or ""))[:200] for rank, event in stalled.items()}
     lines |= {rank: ended for rank in newest if rank not in stalled}
-    silence = say(
-        en="silent: perhaps stopped",
-        fr="plus aucun signe : peut-être à l’arrêt",
-    )
+    silence = phrase("silent")
     lines |= dict.fromkeys(silent, silence)
     return Standstill(since_s, missing, {rank: line for rank, line in sorted(lines.items()) if line})
 
@@ -708,7 +663,7 @@ def diagnose(run: RunFolder) -> Diagnosis:
 
 
 def _memory(run: RunFolder) -> PostMortem | None:
-    from dlojz.running.out_of_memory import post_mortem
+    from dlojz.running.failures.out_of_memory import post_mortem
 
     try:
         return post_mortem(run)

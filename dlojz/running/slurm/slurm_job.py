@@ -24,7 +24,7 @@ from pathlib import Path
 
 from dlojz.base.errors import LabError
 from dlojz.base.files import CHECKOUT, write_atomic
-from dlojz.base.language import say
+from dlojz.base.language import SentenceFile, say
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware.clusters import Machine
 from dlojz.libraries.library_catalogue import own_python
@@ -33,6 +33,8 @@ from dlojz.running.limits import JobRequest, NodeRequest
 from dlojz.running.slurm.slurm_queue import UNCERTAIN, ask, explain_refusal, words_of
 from dlojz.running.state import CANCEL, LOGS
 from dlojz.running.store import record_refusal
+
+phrase = SentenceFile(Path(__file__).parent / "data" / "slurm_job.toml")
 
 STOPPED_IN_TIME = 75
 """Exit code of ranks that saved before the time limit (EX_TEMPFAIL of sysexits.h: try again later)."""
@@ -58,10 +60,7 @@ def job_script(
     Raises:
         LabError: if the folder's path holds a character that the scheduler would interpret, or a name is illegal.
     """
-    head = say(
-        en=f"# One run: {config.title}. Read it, change it, send it again from this folder: sbatch job.sh",
-        fr=f"# Une exécution : {config.title}. Lisez, modifiez, renvoyez depuis ce dossier : sbatch job.sh",
-    )
+    head = phrase("head of a run", config=config)
     lines = ["#!/bin/bash", head, *_directives(machine, node_request, folder.name, folder, LOG)]
     lines += ["", *_preparation(machine, config), "", f"FOLDER={_quoted(folder)}"]
     return _text([*lines, *_run(node_request, config, worker_module, requeues)])
@@ -78,17 +77,11 @@ def array_script(
     Raises:
         LabError: as `job_script`.
     """
-    head = say(
-        en=f"# A sweep of {array.size} runs, at most {array.at_once} at once: one task of the array each.",
-        fr=f"# Un balayage de {array.size} exécutions, au plus {array.at_once} à la fois : une tâche chacune.",
-    )
+    head = phrase("head of a sweep", array=array)
     lines = ["#!/bin/bash", head, *_directives(machine, node_request, array.folder.name, array.folder, "logs/%a.log")]
     lines += [f"#SBATCH --array=0-{array.size - 1}%{array.at_once}", "", *_preparation(machine, config), ""]
     lines += [
-        say(
-            en="# The run of this task: its line of the list.",
-            fr="# L’exécution de cette tâche : sa ligne dans la liste.",
-        ),
+        phrase("line of the list"),
         f'FOLDER=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {_quoted(array.folder / "folders.txt")})',
         f'exec >> "$FOLDER/{LOG}" 2>&1',
     ]
@@ -158,31 +151,17 @@ def _run(request: NodeRequest, config: RunConfig, worker_module: str, requeues: 
         raise LabError(f"{worker_module[:100]!r} is no name of a Python module.")
     return [
         "",
-        say(
-            en="# Cancelled or out of time, this shell gets SIGTERM: it lives on to write down how the run ended.",
-            fr="# Annulé ou à court de temps, ce shell reçoit SIGTERM : il survit pour noter comment cela a fini.",
-        ),
+        phrase("shell lives on"),
         "stopped=0",
         "trap 'stopped=1' TERM",
         "",
-        say(
-            en=f"# One task per rank: {config.layout.world_size} in all. If one fails, the others are stopped.",
-            fr=f"# Une tâche par rang : {config.layout.world_size} en tout. Si l’une échoue, les autres sont arrêtées.",
-        ),
+        phrase("one task per rank", config=config),
         'srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \\',
         f'  "$PYTHON" -P -m dlojz.running.slurm.slurm_rank "$FOLDER" {worker_module}',
         "code=$?",
         "",
-        say(
-            en=f"# {STOPPED_IN_TIME}: told {request.warning_s} s before the time limit, the ranks saved a checkpoint. "
-            "Back into the queue.",
-            fr=f"# {STOPPED_IN_TIME} : prévenus {request.warning_s} s avant la limite de temps, les rangs ont "
-            "sauvegardé. Retour dans la file.",
-        ),
-        say(
-            en="# It sends SIGTERM to all that this job runs, scontrol too, which must live to report that it worked.",
-            fr="# Il envoie SIGTERM à tout ce travail, scontrol compris, qui doit survivre pour dire que c’est fait.",
-        ),
+        phrase("back into the queue", code=STOPPED_IN_TIME, request=request),
+        phrase("scontrol must live"),
         f'if [ "$code" -eq {STOPPED_IN_TIME} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {requeues} ]; then',
         "  (trap '' TERM; exec scontrol requeue \"$SLURM_JOB_ID\") && exit 0",
         "fi",
@@ -219,12 +198,7 @@ def _printable(path: Path) -> str:
 
 
 def _refused(path: str) -> str:
-    return say(
-        en=f'the folder {path!r} cannot be given to the scheduler: it holds one of the characters " \\ % or a control '
-        "character; set root= or $DLOJZ_RUNS to another one.",
-        fr=f'le dossier {path!r} ne peut pas être donné à l’ordonnanceur : il contient un des signes " \\ % ou un '
-        "caractère de contrôle ; choisissez-en un autre avec root= ou $DLOJZ_RUNS.",
-    )
+    return phrase("folder refused", path=path)
 
 
 def _text(lines: list[str]) -> str:
@@ -310,14 +284,7 @@ def send(folder: Path, runs: Sequence[tuple[Path, Job]]) -> list[Job]:
         # It may have taken the job all the same.
         number = _number_by_name(runs[0][1]) or ""
         if not number:
-            raise LabError(
-                say(
-                    en=f"the scheduler did not say whether it took {runs[0][1].name}: {error}. Ask for the same run "
-                    "again in a minute: it is found by its name if it was taken.",
-                    fr=f"l’ordonnanceur n’a pas dit s’il a pris {runs[0][1].name} : {error}. Redemandez la même "
-                    "exécution dans une minute : elle est retrouvée par son nom si elle a été prise.",
-                )
-            ) from None
+            raise LabError(phrase("scheduler did not say", name=runs[0][1].name, error=error)) from None
     except LabError as error:
         for run, _ in runs:
             record_refusal(run, str(error))

@@ -42,11 +42,13 @@ from pydantic import Field
 from dlojz.base.contract import Contract
 from dlojz.base.errors import LabError
 from dlojz.base.files import cache_folder, write_atomic
-from dlojz.base.language import refusal, say
+from dlojz.base.language import SentenceFile, refusal, say
 from dlojz.running.folder import Job, launched_utc, open_regular, visible
 
 Standing = Literal["pending", "running", "ended", "unknown"]
 # Characters that nobody types in a name or a comment; a comment may hold a line break.
+phrase = SentenceFile(Path(__file__).parent / "data" / "slurm_queue.toml")
+
 FIELD_END, RECORD_END = "\x1f", "\x1e"
 _FORMAT = ("%i", "%T", "%r", "%S", "%e", "%l", "%L", "%M", "%D", "%P", "%j", "%k")
 _FIELDS = ("state", "reason", "start_utc", "end_utc", "limit", "left", "used", "nodes", "partition", "name", "comment")
@@ -461,12 +463,7 @@ def words_of(answer: SchedulerAnswer) -> str:
     """Return the scheduler's words on what went wrong, in one line, control characters made visible."""
     words = visible(" ".join((answer.err.strip() or answer.out.strip()).split()))[:_MOST_WORDS]
     if answer.code and _WITHOUT_CONF.search(words) and not os.environ.get("SLURM_CONF"):
-        return say(
-            en="the programs of SLURM find no configuration: export SLURM_CONF=/path/to/slurm.conf (`make cluster` "
-            "prints the line for the cluster that it starts)",
-            fr="les programmes de SLURM ne trouvent pas de configuration : export SLURM_CONF=/chemin/de/slurm.conf "
-            "(`make cluster` affiche la ligne pour le calculateur qu’il démarre)",
-        )
+        return phrase("no configuration")
     return words or f"exit code {answer.code}, without a word"
 
 
@@ -719,9 +716,7 @@ def explain_reason(reason: str) -> str:
     if limit:
         return _explain_limit(*limit.groups())
     words = visible(name)[:200]
-    return say(
-        en=f"it waits; the scheduler says why: {words}.", fr=f"il attend ; raison donnée par l’ordonnanceur : {words}."
-    )
+    return phrase("scheduler says why", words=words)
 
 
 def _explain_limit(owner: str, kind: str, resource: str) -> str:
@@ -733,16 +728,9 @@ def _explain_limit(owner: str, kind: str, resource: str) -> str:
     counted = counted or {"en": "resources", "fr": "de ressources"}
     # A limit per job, not a sum over jobs: that other jobs end helps nothing.
     if not shared and any(word in resource for word in ("WallDuration", "PerJob", "PerNode", "MinutesPerJob")):
-        return say(
-            en=f"{en} does not give one job so many {counted['en']}: it waits for ever; cancel it and ask for less.",
-            fr=f"la limite {fr} n’accorde pas autant {counted['fr']} à un seul travail : il attendra sans fin ; "
-            "annulez-le et demandez moins.",
-        )
+        return phrase("more than a job is given", en=en, counted_en=counted["en"], fr=fr, counted_fr=counted["fr"])
     if "Minutes" in resource and shared:
-        return say(
-            en=f"the hours of {en} are used up: it starts when hours are added.",
-            fr=f"les heures {fr} sont épuisées : il démarrera quand des heures seront ajoutées.",
-        )
+        return phrase("hours used up", en=en, fr=fr)
     return say(
         en=f"{en} has reached its limit of {counted['en']}{' together with all who share it' if shared else ''}: it "
         "starts when other jobs end.",

@@ -109,7 +109,8 @@ def open_anew(folder: Path, start: str, nodes: str) -> None:
             shelf = folder / "attempts"
             shelf.mkdir(exist_ok=True)
             (folder / RECORD).rename(shelf / f"record-{time.time_ns()}.json")
-    job, number = read_job(folder), _job_number()
+    job = read_job(folder)
+    number = str(int(os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ["SLURM_JOB_ID"]))
     if job is None or job.job_id != number:
         job_fields: dict[str, Any] = job.to_dict() if job else {"machine": "", "name": folder.name}
         array = os.environ.get("SLURM_ARRAY_TASK_ID")
@@ -121,10 +122,6 @@ def open_anew(folder: Path, start: str, nodes: str) -> None:
 def start_name() -> str:
     """Return the name of this start of the job: its number, and how often it was requeued."""
     return f"{int(os.environ['SLURM_JOB_ID'])}-{int(os.environ.get('SLURM_RESTART_COUNT') or 0)}"
-
-
-def _job_number() -> str:
-    return str(int(os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ["SLURM_JOB_ID"]))
 
 
 def keep(folder: Path, module: str) -> int:

@@ -7,12 +7,14 @@ the command that tries it.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import format_bytes, refusal, say, significant
+from dlojz.base.language import SentenceFile, format_bytes, refusal, say, significant
 from dlojz.base.table import Table, visible
 from dlojz.config.run_config import command_of
 from dlojz.display.style import category_label, phase_label
@@ -26,81 +28,25 @@ if TYPE_CHECKING:
     from dlojz.hardware import Device
     from dlojz.planner.levers import Lever
 
-
-_AS_DDP = ("as many bytes on the network as DDP", "autant d’octets sur le réseau que DDP")
-_NOTHING = ("nothing", "rien")
-_COSTS = {
-    "zero-grad": _NOTHING,
-    "bucket-view": _NOTHING,
-    "micro-batch": (
-        "the same work in smaller pieces; BatchNorm sees fewer samples at once",
-        "le même travail en plus petits morceaux ; BatchNorm voit moins d’exemples à la fois",
-    ),
-    "zero-1": _AS_DDP,
-    "zero-2": _AS_DDP,
-    "selective": ("cheap operations are computed twice", "les opérations peu coûteuses sont calculées deux fois"),
-    "precision": ("fewer digits; faster on GPUs", "moins de chiffres ; plus rapide sur GPU"),
-    "zero-3": ("1.5 times the bytes on the network of DDP", "1,5 fois les octets de DDP sur le réseau"),
-    "checkpointing": (
-        "about one more forward pass per step: a third more computation",
-        "environ une passe avant de plus par pas : un tiers de calcul en plus",
-    ),
-    "offload-optimizer": ("the update waits for the host and its bus", "la mise à jour attend l’hôte et son bus"),
-    "offload-activations": (
-        "backward waits for copies from the host",
-        "la passe arrière attend des copies depuis l’hôte",
-    ),
-    "tp": (
-        "twice as many devices, communication in every layer",
-        "deux fois plus de GPU, des communications dans chaque couche",
-    ),
-    "pp": ("twice as many devices, idle ones in the bubble", "deux fois plus de GPU, inactifs dans la bulle"),
-}
-"""Price of each lever in English and French, the cheapest first."""
-CHEAPEST_FIRST = tuple(_COSTS)
+phrase = SentenceFile(Path(__file__).parent / "data" / "out_of_memory.toml", visible=visible)
 
 
-_IN_SCRIPT = {
-    "zero-grad": (
-        "gradients set to zero before forward",
-        "gradients remis à zéro avant la passe avant",
-        "optimizer.zero_grad()  # right after optimizer.step(), not between model(…) and backward",
-    ),
-    "bucket-view": (
-        "gradients as views of DDP's buckets",
-        "gradients comme vues des buckets de DDP",
-        "DistributedDataParallel(model, gradient_as_bucket_view=True)",
-    ),
-    "micro-batch": (
-        "half the batch, twice as many per step",
-        "batch deux fois plus petit, deux fois plus nombreux",
-        "(loss / 2).backward()  # for each half of the batch, then optimizer.step()",
-    ),
-    "precision": ("autocast to bf16", "autocast en bf16", "with torch.autocast(device_type, dtype=torch.bfloat16): …"),
-    "checkpointing": (
-        "checkpoint every block",
-        "points de contrôle à chaque bloc",
-        "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
-    ),
-    "zero-3": (
-        "FSDP2, weights gathered for each pass",
-        "FSDP2, poids rassemblés pour chaque passe",
-        "fully_shard(block, reshard_after_forward=True)  # each block, then the model",
-    ),
-}
-"""Levers of a script: in English, in French, and the line of code that pulls each."""
+_LEVERS: Final[dict[str, dict[str, Any]]] = tomllib.loads(
+    (Path(__file__).parent / "data" / "levers.toml").read_text(encoding="utf-8")
+)
+"""Of each lever its price, the cheapest first; of one that a script has also the change, and the line that makes it."""
+CHEAPEST_FIRST = tuple(_LEVERS)
 
 
 def cost(name: str) -> str:
     """Return the price of a lever, in words; empty for one that is not known."""
-    en, fr = _COSTS.get(name, ("", ""))
-    return say(en=en, fr=fr)
+    return say(**_LEVERS[name]["price"]) if name in _LEVERS else ""
 
 
 def command(lever: Lever) -> str:
     """Write the command that tries a lever: a run, a prediction where no engine runs it yet, a line of a script."""
     if lever.config.script:
-        return _IN_SCRIPT[lever.name][2]
+        return str(_LEVERS[lever.name]["code"])
     return command_of(lever.config, "run" if lever.runnable else "memory")
 
 
@@ -121,24 +67,12 @@ def memory_lines(report: PostMortem) -> list[str]:
             source = say(en="predicted", fr="prédit")
         lines += [
             "",
-            say(
-                en=f"It then asked for {request} at once, more than the limit leaves: what failed was larger than the "
-                f"step that was {source}, by its batch or by one more tensor.",
-                fr=f"Il a ensuite demandé {request} d’un coup, plus que la limite n’en laisse : ce qui a échoué était "
-                f"plus grand que le pas {source}, par son batch ou par un tenseur de plus.",
-            ),
+            phrase("one request too large", request=request, source=source),
         ]
     elif report.limit_bytes and not report.limit_explains:
         lines += [
             "",
-            say(
-                en="That is well below the limit: Python and the libraries of each process (some hundred MiB) filled "
-                "it, or something else refused the memory (`ulimit -v`, the limit of a job, other programs of this "
-                "machine).",
-                fr="C’est bien en dessous de la limite : Python et les bibliothèques de chaque processus (quelques "
-                "centaines de Mio) l’ont remplie, ou la mémoire a été refusée pour une autre raison (`ulimit -v`, la "
-                "limite d’un job, d’autres programmes de cette machine).",
-            ),
+            phrase("well below the limit"),
         ]
     # What is kept from step to step is what to look for: a smaller step only puts off the end.
     return lines if growth is not None else [*lines, "", *_lever_lines(report)]
@@ -180,16 +114,8 @@ def in_one_line(report: PostMortem) -> str:
     limit = ""
     if report.limit_bytes:
         share = significant(100 * report.taken_bytes / report.limit_bytes, 2)
-        limit = say(
-            en=f"; the limit is {format_bytes(report.limit_bytes)}, {report.limit_of}: {share} % of it are taken",
-            fr=f" ; la limite est de {format_bytes(report.limit_bytes)}, {report.limit_of} : {share} % en sont pris",
-        )
-    return say(
-        en=f"Rank {report.rank} holds {format_bytes(memory.peak_bytes)} at its peak, in the {phase} ({source}): "
-        f"states {format_bytes(memory.states_bytes)}, activations {format_bytes(memory.activations_bytes)}{limit}.",
-        fr=f"Le rang {report.rank} détient {format_bytes(memory.peak_bytes)} au pic, en {phase} ({source}) : "
-        f"états {format_bytes(memory.states_bytes)}, activations {format_bytes(memory.activations_bytes)}{limit}.",
-    )
+        limit = phrase("share of the limit", report=report, share=share)
+    return phrase("peak in one line", report=report, memory=memory, phase=phase, source=source, limit=limit)
 
 
 def _lever_lines(report: PostMortem) -> Iterator[str]:
@@ -198,41 +124,20 @@ def _lever_lines(report: PostMortem) -> Iterator[str]:
         return
     predicted = report.record.script_prediction
     if not report.levers and predicted and predicted.levers:
-        yield say(
-            en="No lever predicted for the script's first step saves enough to be worth it; of a larger batch, half of "
-            "it, checkpointing and bf16 are the usual ones.",
-            fr="Aucun levier prédit pour le premier pas du script n’économise assez ; d’un batch plus grand, la moitié "
-            "du batch, les points de contrôle et bf16 sont les plus courants.",
-        )
+        yield phrase("no lever for a script")
         return
     if not report.levers and report.record.config.script:
-        yield say(
-            en="No lever was predicted before the script ended: half the batch, checkpointing and bf16 are the usual "
-            "ones.",
-            fr="Aucun levier n’a été prédit avant la fin du script : moitié du batch, points de contrôle et bf16 sont "
-            "les plus courants.",
-        )
+        yield phrase("no lever predicted")
         return
     if not report.levers:
-        yield say(
-            en="No single lever saves enough to be worth it: take a smaller model, or more devices.",
-            fr="Aucun levier n’économise assez à lui seul : prenez un modèle plus petit, ou plus de GPU.",
-        )
+        yield phrase("no single lever")
         return
-    yield say(
-        en="The cheapest levers (predicted effect on the fullest rank):",
-        fr="Les leviers les moins coûteux (effet prédit sur le rang le plus chargé) :",
-    )
+    yield phrase("cheapest levers")
     enough, short = say(en=", fits", fr=", tient"), say(en=", not enough alone", fr=", ne suffit pas seul")
     for number, lever in enumerate(report.levers, 1):
         fits = {True: enough, False: short, None: ""}[report.fits(lever)]
         mark = "" if lever.runnable else say(en=" [predicted only]", fr=" [prédit seulement]")
-        yield say(
-            en=f"  {number}. {lever.change}: saves {format_bytes(lever.saved_bytes)}, takes "
-            f"{format_bytes(lever.taken_bytes)}{fits}{mark}",
-            fr=f"  {number}. {lever.change} : économise {format_bytes(lever.saved_bytes)}, prend "
-            f"{format_bytes(lever.taken_bytes)}{fits}{mark}",
-        )
+        yield phrase("lever", number=number, lever=lever, fits=fits, mark=mark)
         yield "     " + say(en="costs: ", fr="coût : ") + cost(lever.name)
         yield f"     {command(lever)}"
 
@@ -405,13 +310,11 @@ def _levers_of(record: RunRecord, gpu: Device | None) -> Iterator[Lever]:
         yield from levers(record.config, gpu)
         return
     for lever_prediction in record.script_prediction.levers if record.script_prediction else ():
-        if lever_prediction.name in _IN_SCRIPT:
-            english, french, _ = _IN_SCRIPT[lever_prediction.name]
-            change = say(en=english, fr=french)
+        if change := _LEVERS.get(lever_prediction.name, {}).get("change"):
             # 0: none of them moves bytes to the host.
             yield Lever(
                 lever_prediction.name,
-                change,
+                say(**change),
                 record.config,
                 lever_prediction.taken_bytes,
                 lever_prediction.saved_bytes,
