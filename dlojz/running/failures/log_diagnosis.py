@@ -143,7 +143,7 @@ def diagnose_log(evidence: LogEvidence, job: str = "") -> LogDiagnosis:
     event = _first_cause(evidence)
     size = max(evidence.world_size, max(evidence.ranks, default=-1) + 1)
     symptoms = Symptoms("failed", "", size, 0.0, 0, (), evidence.texts, evidence.calls)
-    if event is None or evidence.succeeded or all(event.weak for event in evidence.events):
+    if event is None or all(event.weak for event in evidence.events):
         return LogDiagnosis(job, hung_calls(evidence.calls), None, _by_name(evidence.events), evidence)
     finding = _finding(event, symptoms, evidence)
     if _went_on(event, evidence):

@@ -42,7 +42,8 @@ _PID = re.compile(r"\(pid: (\d+)\)")
 # A launcher that starts ranks of its own: srun's tasks are then nodes and not ranks.
 _AGENT = re.compile(r"torch[./]distributed[./](?:run|elastic|launcher)\b")
 _SRUN_TASK = re.compile(r"\btask \d+: ")
-# After these words of torchrun nothing is left of what went wrong in an earlier attempt.
+# What went wrong before the one counts no longer after the other.
+_RESTARTS = re.compile(r"will restart worker group")
 _SUCCEEDED = re.compile(r"WorkerState\.SUCCEEDED|worker group successfully finished")
 _GOES_ON = re.compile(r"(?i)\bretry|\bretri|\bfall(?:ing)? ?back|\binstead\b|\bskip(?:s|ping|ped)?\b|\w+Warning: ")
 _STEP = re.compile(r"(?i)\b(?:step|iter(?:ation)?|epoch|époque)\W{0,3}\d")
@@ -59,14 +60,14 @@ _OF_INTEREST = re.compile(
     "space left|quota|symbol|fault|abort|assert|exit|in use|not found|no such|mismatch|traceback|interrupt|"
     "rank  |world|nranks|member: |nproc|divisible|xid|unreachable|resolution|resolve|detected|dtensor|sigterm|"
     r"joined|preempt|unable|no route|illegal|reset by peer|broken pipe|warn|what\(\):|-- process|not exist|cuda|"
-    r"fallen off|torch_distributed|terminat|scale|ignored in|key\(s\)|across_processes|raisedexc|restricted|gated|out of resource|succe|"
-    r"\binf\b|watchdog|"
-    "arrêté|invalid|erreur|introuvable|aucun|espace|accordée|refusée|déjà|inconnu|illégale|requeue|corrupt|malloc|free\\(\\)"
+    r"fallen off|torch_distributed|terminat|scale|ignored in|key\(s\)|across_processes|raisedexc|restricted|gated|"
+    r"out of resource|will restart|success|\binf\b|watchdog|invalid|requeue|corrupt|malloc|free\(\)|"
+    "arrêté|erreur|introuvable|aucun|espace|accordée|refusée|déjà|inconnu|illégale"
 )
 # What follows an exception and still belongs to its message.
 _CONTINUES = re.compile(
-    r"^(?:\s+\S|nccl\w+:|Last error|CUDA kernel|Compile with|For debugging|making sure|Parameter indices|Check(?:out)? your"
-    r"|Make sure|Please |Repository Not Found|Set TORCH|You can |Cannot access|Access to )"
+    r"^(?:\s+\S|nccl\w+:|Last error|CUDA kernel|Compile with|For debugging|making sure|Parameter indices"
+    r"|Check(?:out)? your|Make sure|Please |Repository Not Found|Set TORCH|You can |Cannot access|Access to )"
 )
 _READ = re.compile(r"(?:\.(?:log|out|err|txt|json|stdout|stderr)(?:\.gz|\.\d+)?|\.[oe]\d+|^[^.]+)$")
 _RANK_OF_FILE = re.compile(r"(?:^|[._-])rank[._-]?(\d+)(?=[._-]|$)", re.IGNORECASE)
@@ -96,7 +97,7 @@ class LogEvent:
     logged: bool = False
     last_time: str = ""
     caught: bool = False
-    """Whether the program's logger printed it, and steps of the training came after it."""
+    """Whether the program's logger printed it and steps of the training came after it, or torchrun's restart did."""
 
     @property
     def name(self) -> str:
@@ -106,7 +107,7 @@ class LogEvent:
     @property
     def weak(self) -> bool:
         """Whether it proves little: programs go on after such a line, or it says itself that they do."""
-        if self.raised or self.signature is None:
+        if self.caught or self.raised or self.signature is None:
             return self.caught
         if self.match and self.match.groupdict().get("sure"):
             return False
@@ -151,8 +152,6 @@ class LogEvidence:
     """Rank and exit code of torchrun's "Root Cause (first observed failure)"."""
     step_times: dict[int | None, deque[str]] = field(default_factory=dict)
     """When each rank printed its last lines about a step."""
-    succeeded: bool = False
-    """Whether torchrun says that its workers ended well."""
 
 
 class LogReader:
@@ -169,6 +168,7 @@ class LogReader:
         self._table_rank: int | None = None
         self._in_root_cause = self._has_agent = False
         self._of_pid: dict[str, LogEvent] = {}
+        self._before_restart: list[LogEvent] = []
 
     def read(self, name: str, lines: Iterable[str], rank: int | None = None) -> None:
         """Read one file; `rank` is whose lines those without a prefix are."""
@@ -258,7 +258,8 @@ class LogReader:
                 event.place = _users_line(frames)
                 event.phase = phase_of(frames)
                 event.call = next((match[1] for frame in reversed(frames) if (match := CALL.search(frame))), "")
-        stream.frames, stream.pending, stream.ignored, stream.cut, stream.prefix = None, [], False, False, None
+        stream.frames, stream.pending, stream.owner, stream.prefix = None, [], None, None
+        stream.ignored = stream.cut = False
 
     def _plain(self, rank: int | None, stream: _Stream, raw: str, line: str) -> None:
         if TRACEBACK in line:
@@ -279,7 +280,11 @@ class LogReader:
         if "Exception ignored in" in line:
             stream.ignored = True
         self._has_agent = self._has_agent or _AGENT.search(line) is not None
-        self.evidence.succeeded = self.evidence.succeeded or _SUCCEEDED.search(line) is not None
+        if _RESTARTS.search(line):
+            self._before_restart = [event for event in self.evidence.events if event.file == self._file]
+        elif _SUCCEEDED.search(line):
+            for event in self._before_restart:
+                event.caught = True
         self._note_table(line)
         if world := _WORLD.search(line):
             self.evidence.world_size = max(self.evidence.world_size, min(int(world[1]), 2**20))
@@ -322,8 +327,8 @@ class LogReader:
         first.ordinary_before = self.evidence.ordinary_lines[event.rank]
         if first is event:
             self.evidence.events.append(event)
-        elif raised and first.weak:
-            # What was only mentioned before has now ended the program.
+        elif first.caught or (raised and first.weak):
+            # What was only mentioned before, or was over, has now ended the program.
             event.count, event.ordinary_before = first.count + 1, first.ordinary_before
             self.evidence.events[self.evidence.events.index(first)] = first = event
             self._first_of[rank, event.name] = event
