@@ -30,7 +30,7 @@ KEPT_CHARACTERS, KEPT_LINES, KEPT_FRAMES = 32 * 1024, 8, 60
 """Of each rank: text of its errors, last lines; of a traceback: last frames."""
 _LINE_CHARACTERS, _DUMP_BYTES = 64 * 1024, 64 * 1024**2
 _COLOURS = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07)")
-_NAMED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?::|$)")
+_EXCEPTION_NAME = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?::|$)")
 _FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<name>.+)')
 _LIBRARIES = re.compile(r"site-packages|dist-packages|lib/python\d|^<|bin/(?:torchrun|accelerate|deepspeed)")
 _STAMP = re.compile(
@@ -112,7 +112,7 @@ class LogEvent:
         if self.match and self.match.groupdict().get("sure"):
             return False
         # Without its traceback, in a log that was cut, an exception still begins with its name.
-        return _GOES_ON.search(self.text) is not None or (self.signature.weak and not _NAMED.match(self.text))
+        return _GOES_ON.search(self.text) is not None or (self.signature.weak and not _EXCEPTION_NAME.match(self.text))
 
 
 @dataclass
@@ -237,7 +237,7 @@ class LogReader:
         frames = deque() if stream.frames is None else stream.frames
         if line[0].isspace() or line.startswith(("|", "+")):
             frames.append(line[:500])
-        elif (_NAMED if stream.cut else EXCEPTION).match(line):
+        elif (_EXCEPTION_NAME if stream.cut else EXCEPTION).match(line):
             stream.pending, stream.begin, stream.time = [line[:_LINE_CHARACTERS]], self._number, self._time
         else:
             stream.frames, stream.cut, stream.prefix = None, False, None
