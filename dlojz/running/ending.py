@@ -376,10 +376,11 @@ def _most_steps(evidence: EndEvidence) -> int:
 HEAD_BYTES, TAIL_BYTES = 1024 * 1024, 256 * 1024
 _MOST_CHARACTERS = 300
 # torchrun's `[default0]:` (a role and a local rank), torch's `[rank0]:`, `0: ` of srun --label, `[1,0]<stderr>:` of
-# mpirun, and `[Rank 0]` of NCCL's watchdog before torch 2.2.
+# mpirun, and `[Rank 0]` of NCCL's watchdog before torch 2.2. Before torch's may stand the time or host that a collector
+# of logs writes, or a progress bar that no newline ended.
 _PREFIX = re.compile(
     r"^(?:\[(?:default|rank|trainer|worker)(\d+)\]:\s?|\s{0,4}(\d{1,5}): |\[\d+,(\d+)\]<std(?:err|out)>:\s?"
-    r"|\[Rank (\d+)\](?= ))"
+    r"|\[Rank (\d+)\](?= )|.{1,300}?\[rank(\d+)\]:\s?)"
 )
 TRACEBACK = "Traceback (most recent call last)"
 EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Warning|Interrupt|Exit|Stopped|Wrong|NotDone)?(?::|$)")
@@ -420,7 +421,8 @@ def split_rank(raw: str) -> tuple[int | None, str]:
     """
     rank, line = None, raw
     while match := _PREFIX.match(line):
-        if match[2] and rank is not None:  # a number of the text itself
+        # A number of the text itself, or a line that quotes another one.
+        if rank is not None and (match[2] or (match[5] and "[rank" in raw[: -len(line)])):
             break
         rank, line = int(next(filter(None, match.groups()))), line[match.end() :]
     return rank, line

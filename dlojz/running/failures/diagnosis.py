@@ -343,13 +343,17 @@ def _watchdog(symptoms: Symptoms) -> Finding | None:
     # A rank whose watchdog printed nothing waited for nobody.
     silent = tuple(rank for rank in range(symptoms.world_size) if rank not in waited)
     odd = tuple(rank for rank, call in sorted(waited.items()) if call != usual)
-    usual_text = f"{usual[1]} (SeqNum={usual[0]}{f', {usual[2]} elements' if usual[2] else ''})"
+    usual_text, *odd_texts = (
+        f"{op} (SeqNum={seq}{f', {numel} elements' if numel else ''})"
+        for seq, op, numel in (usual, *(waited[rank] for rank in odd))
+    )
+    if not silent and 0 < len(odd) * 2 == len(waited) and {waited[rank][0] for rank in odd} == {usual[0]}:
+        # As many in the one as in the other: neither is the one that is missing.
+        return _different(min(waited.keys() - {*odd}), usual_text, odd[0], odd_texts[0])
     if silent:
         return _absent(silent, usual_text, limit_ms, sorted(waited))
     if odd:
-        seq, op, numel = waited[odd[0]]
-        odd_text = f"{op} (SeqNum={seq}{f', {numel} elements' if numel else ''})"
-        return _absent(odd, usual_text, limit_ms, sorted(waited.keys() - {*odd}), odd_text)
+        return _absent(odd, usual_text, limit_ms, sorted(waited.keys() - {*odd}), odd_texts[0])
     waited_s = format_seconds(limit_ms / 1e3)
     sentence = phrase("same collective", waited_s=waited_s, call=usual_text)
     return Finding("collective", sentence, phrase("look at the network"), tuple(sorted(waited)))

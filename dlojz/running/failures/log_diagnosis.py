@@ -6,7 +6,6 @@ and that before what a launcher reports; among equals the first counts.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,7 +23,6 @@ _WEAK = 3.5
 # that no entry of the registry knows.
 _STOPS = ("time-limit", "node", "interrupted")
 _LATER_FOLLOW = (*_STOPS, "collective-timeout", "nan")
-_GOES_ON = re.compile(r"(?i)\bretry|\bretri|\bfall(?:ing)? ?back|\binstead\b|\bskip(?:s|ping|ped)?\b|\w+Warning: ")
 _SHOWN_CHARACTERS, _SHOWN_EVENTS, _SHOWN_TAILS = 200, 8, 8
 
 
@@ -145,7 +143,7 @@ def diagnose_log(evidence: LogEvidence, job: str = "") -> LogDiagnosis:
     event = _first_cause(evidence)
     size = max(evidence.world_size, max(evidence.ranks, default=-1) + 1)
     symptoms = Symptoms("failed", "", size, 0.0, 0, (), evidence.texts, evidence.calls)
-    if event is None or all(map(_is_weak, evidence.events)):
+    if event is None or all(event.weak for event in evidence.events):
         return LogDiagnosis(job, hung_calls(evidence.calls), None, _by_name(evidence.events), evidence)
     finding = _finding(event, symptoms, evidence)
     if _went_on(event, evidence):
@@ -156,7 +154,7 @@ def diagnose_log(evidence: LogEvidence, job: str = "") -> LogDiagnosis:
                 "être rattrapée.",
             )
         )
-    others = [other for other in evidence.events if other.name != event.name and not _is_weak(other)]
+    others = [other for other in evidence.events if other.name != event.name and not other.weak]
     return LogDiagnosis(job, finding, event, _by_name(others), evidence)
 
 
@@ -186,20 +184,17 @@ def _first_cause(evidence: LogEvidence) -> LogEvent | None:
 
     def key(event: LogEvent) -> tuple[float, str, tuple[int, int]]:
         role = event.signature.role if event.signature else "cause"
-        order = _WEAK if _is_weak(event) else _ORDER[role]
+        order = _WEAK if event.weak else _ORDER[role]
         stop = (first_stop if event.signature else first_wait).get(event.file)
         if order < _ORDER["wait"] and stop is not None and stop < event.order and event.name != "host-memory":
             order = _WEAK
         return order, event.time[-14:] if has_times else "", event.order
 
-    return min(events, key=key, default=None)
-
-
-def _is_weak(event: LogEvent) -> bool:
-    """Return whether a line proves little: programs go on after it, or it says itself that they do."""
-    if event.raised or event.signature is None:
-        return False
-    return event.signature.weak or _GOES_ON.search(event.text) is not None
+    cause = min(events, key=key, default=None)
+    if cause is not None and cause.name == "rendezvous":
+        # Why it met nobody: a warning before it says that a name is not known.
+        return next((event for event in events if event.name == "unreachable" and event.rank == cause.rank), cause)
+    return cause
 
 
 def _went_on(event: LogEvent, evidence: LogEvidence) -> bool:
@@ -225,7 +220,7 @@ def _finding(event: LogEvent, symptoms: Symptoms, evidence: LogEvidence) -> Find
     )
     if signature.role in ("lost", "report") and silent_exit:
         return registered_finding("exited-first", (first_rank or 0,), code=exit_code)
-    if signature.role == "lost":
+    if signature.name == "peer-lost":
         # The ranks that the others lost are those that printed no error themselves.
         losers = {later.rank for later in evidence.events if not _reports(later)} - {None}
         silent = tuple(rank for rank in range(symptoms.world_size) if rank not in losers)

@@ -30,27 +30,45 @@ KEPT_CHARACTERS, KEPT_LINES, KEPT_FRAMES = 32 * 1024, 8, 60
 """Of each rank: text of its errors, last lines; of a traceback: last frames."""
 _LINE_CHARACTERS, _DUMP_BYTES = 64 * 1024, 64 * 1024**2
 _COLOURS = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07)")
+_EXCEPTION_NAME = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?::|$)")
 _FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<name>.+)')
 _LIBRARIES = re.compile(r"site-packages|dist-packages|lib/python\d|^<|bin/(?:torchrun|accelerate|deepspeed)")
 _STAMP = re.compile(
     r"(?P<date>\d{4}-\d\d-\d\d)[ T_](?P<time>\d\d:\d\d:\d\d)|\b[IWEF](?P<month_day>\d{3,4}) (?P<clock>\d\d:\d\d:\d\d)"
 )
 _TABLE_RANK = re.compile(r"^\s*rank\s+: (\d+) \(local_rank")
-_LOCAL_RANK = re.compile(r"local_rank: (\d+)")
+_LOCAL_RANK = re.compile(r"local_rank: (\d+)(?: \(pid: (\d+)\))?")
+_PID = re.compile(r"\(pid: (\d+)\)")
+# A launcher that starts ranks of its own: srun's tasks are then nodes and not ranks.
+_AGENT = re.compile(r"torch[./]distributed[./](?:run|elastic|launcher)\b")
+_SRUN_TASK = re.compile(r"\btask \d+: ")
+# What went wrong before the one counts no longer after the other.
+_RESTARTS = re.compile(r"will restart worker group")
+_SUCCEEDED = re.compile(r"WorkerState\.SUCCEEDED|worker group successfully finished")
+_GOES_ON = re.compile(r"(?i)\bretry|\bretri|\bfall(?:ing)? ?back|\binstead\b|\bskip(?:s|ping|ped)?\b|\w+Warning: ")
+_STEP = re.compile(r"(?i)\b(?:step|iter(?:ation)?|epoch|époque)\W{0,3}\d")
+_STEPS_AFTER = 5
+_LOGGED = re.compile(r"\b(?:ERROR|CRITICAL|WARN(?:ING)?)\b")
+_OF_RANK = re.compile(r"\(RANK (\d+)\)$")
 _SPAWNED = re.compile(r"^-- Process (\d+) terminated with the following error")
 _WORLD = re.compile(
     r"(?i)(?:\bworld[_ ]?size\W{1,3}|\bnranks |MEMBER: \d+/|--nproc[-_]per[-_]node[= ]|expected world size )(\d+)"
 )
 # Lower case; a line without one of these words is passed over, which is what makes gigabytes readable.
 _OF_INTEREST = re.compile(
-    "error|fail|kill|signal|cancel|oom|memory|nan| inf|timed out|timeout|closed|refused|denied|limit|"
+    "error|fail|kill|signal|cancel|oom|memory|nan|timed out|timeout|closed|refused|denied|limit|"
     "space left|quota|symbol|fault|abort|assert|exit|in use|not found|no such|mismatch|traceback|interrupt|"
     "rank  |world|nranks|member: |nproc|divisible|xid|unreachable|resolution|resolve|detected|dtensor|sigterm|"
     r"joined|preempt|unable|no route|illegal|reset by peer|broken pipe|warn|what\(\):|-- process|not exist|cuda|"
-    r"fallen off|torch_distributed|terminat|scale|ignored in|key\(s\)|across_processes|raisedexc"
+    r"fallen off|torch_distributed|terminat|scale|ignored in|key\(s\)|across_processes|raisedexc|restricted|gated|"
+    r"out of resource|will restart|success|\binf\b|watchdog|invalid|requeue|corrupt|malloc|free\(\)|"
+    "arrêté|erreur|introuvable|aucun|espace|accordée|refusée|déjà|inconnu|illégale"
 )
 # What follows an exception and still belongs to its message.
-_CONTINUES = re.compile(r"^(?:\s+\S|nccl\w+:|Last error|CUDA kernel|Compile with|For debugging)")
+_CONTINUES = re.compile(
+    r"^(?:\s+\S|nccl\w+:|Last error|CUDA kernel|Compile with|For debugging|making sure|Parameter indices"
+    r"|Check(?:out)? your|Make sure|Please |Repository Not Found|Set TORCH|You can |Cannot access|Access to )"
+)
 _READ = re.compile(r"(?:\.(?:log|out|err|txt|json|stdout|stderr)(?:\.gz|\.\d+)?|\.[oe]\d+|^[^.]+)$")
 _RANK_OF_FILE = re.compile(r"(?:^|[._-])rank[._-]?(\d+)(?=[._-]|$)", re.IGNORECASE)
 
@@ -76,11 +94,25 @@ class LogEvent:
     time: str = ""
     count: int = 1
     ordinary_before: int = 0
+    logged: bool = False
+    last_time: str = ""
+    caught: bool = False
+    """Whether the program's logger printed it and steps of the training came after it, or torchrun's restart did."""
 
     @property
     def name(self) -> str:
         """Name of its signature, or of its exception."""
         return self.signature.name if self.signature else self.text.partition(":")[0].strip()
+
+    @property
+    def weak(self) -> bool:
+        """Whether it proves little: programs go on after such a line, or it says itself that they do."""
+        if self.caught or self.raised or self.signature is None:
+            return self.caught
+        if self.match and self.match.groupdict().get("sure"):
+            return False
+        # Without its traceback, in a log that was cut, an exception still begins with its name.
+        return _GOES_ON.search(self.text) is not None or (self.signature.weak and not _EXCEPTION_NAME.match(self.text))
 
 
 @dataclass
@@ -92,6 +124,13 @@ class _Stream:
     begin: int = 0
     time: str = ""
     ignored: bool = False
+    owner: int | None = None
+    """Whose it is, where another rank prints it."""
+    prefix: re.Pattern[str] | None = None
+    """What a collector of logs, or torchrun's table, writes before each line of it: a time, a host."""
+    logged: bool = False
+    cut: bool = False
+    """Whether its first line is missing, so that only the name of an exception ends it."""
 
 
 @dataclass
@@ -111,6 +150,8 @@ class LogEvidence:
     world_size: int = 0
     failed_first: tuple[int, str] | None = None
     """Rank and exit code of torchrun's "Root Cause (first observed failure)"."""
+    step_times: dict[int | None, deque[str]] = field(default_factory=dict)
+    """When each rank printed its last lines about a step."""
 
 
 class LogReader:
@@ -125,7 +166,9 @@ class LogReader:
         self._file, self._file_rank, self._number, self._time = name, rank, 0, ""
         self._streams: dict[int | None, _Stream] = {}
         self._table_rank: int | None = None
-        self._in_root_cause = False
+        self._in_root_cause = self._has_agent = False
+        self._of_pid: dict[str, LogEvent] = {}
+        self._before_restart: list[LogEvent] = []
 
     def read(self, name: str, lines: Iterable[str], rank: int | None = None) -> None:
         """Read one file; `rank` is whose lines those without a prefix are."""
@@ -139,6 +182,9 @@ class LogReader:
                     self._line(_COLOURS.sub("", segment) if "\x1b" in segment else segment)
         for owner, stream in self._streams.items():
             self._close(owner, stream)
+        for event in self.evidence.events:
+            times = self.evidence.step_times.get(event.rank, ())
+            event.caught |= event.logged and len(times) == _STEPS_AFTER and min(times) > event.last_time
 
     def _line(self, raw: str) -> None:
         rank, line = split_rank(raw)
@@ -157,6 +203,14 @@ class LogReader:
             date = stamp["date"] or f"{month_day[:2]}-{month_day[2:]}"
             self._time = f"{date} {stamp['time'] or stamp['clock']}"
             self.evidence.last_times[rank] = self._time
+            if _STEP.search(line):
+                self.evidence.step_times.setdefault(rank, deque(maxlen=_STEPS_AFTER)).append(self._time)
+        if stream.frames is not None and not stream.frames and (begin := line.find('  File "')) > 0:
+            stream.prefix = re.compile(re.sub(r"\d+", r"\\d+", re.escape(line[:begin])))
+        if stream.prefix and (prefix := stream.prefix.match(line)):
+            line = line[prefix.end() :]
+        if not line or line.isspace():
+            return
         if stream.pending:
             # Lines below an exception belong to it while they are indented, or announced by a colon.
             if (
@@ -169,47 +223,68 @@ class LogReader:
                 self._keep(rank, raw)
                 return
             self._close(rank, stream)
-        if stream.frames is not None:
-            self._in_traceback(rank, stream, raw, line)
+        if stream.frames is not None and self._in_traceback(rank, stream, raw, line):
             return
-        if _OF_INTEREST.search(line.lower()):
+        if _FRAME.match(line):
+            stream.frames, stream.cut = deque([line[:500]], maxlen=KEPT_FRAMES), True
+        elif _OF_INTEREST.search(line.lower()):
             self._plain(rank, stream, raw, line)
         else:
             self.evidence.ordinary_lines[rank] += 1
 
-    def _in_traceback(self, rank: int | None, stream: _Stream, raw: str, line: str) -> None:
+    def _in_traceback(self, rank: int | None, stream: _Stream, raw: str, line: str) -> bool:
+        """Take a line of a traceback; whether it is one."""
         frames = deque() if stream.frames is None else stream.frames
-        self._keep(rank, raw)
         if line[0].isspace() or line.startswith(("|", "+")):
             frames.append(line[:500])
-        elif EXCEPTION.match(line):
+        elif (_EXCEPTION_NAME if stream.cut else EXCEPTION).match(line):
             stream.pending, stream.begin, stream.time = [line[:_LINE_CHARACTERS]], self._number, self._time
         else:
-            stream.frames = None
+            stream.frames, stream.cut, stream.prefix = None, False, None
+            return False
+        self._keep(rank, raw)
+        return True
 
     def _close(self, rank: int | None, stream: _Stream) -> None:
         """End a traceback: its exception, with the lines below it, becomes an event."""
         if stream.pending and not stream.ignored:
             frames = list(stream.frames or ())
-            event = self._add(rank, "\n".join(stream.pending), raised=True, number=stream.begin)
-            if event and event.count == 1:
+            owner = rank if stream.owner is None else stream.owner
+            event = self._add(owner, "\n".join(stream.pending), raised=True, number=stream.begin)
+            if event:
+                event.last_time, event.logged = stream.time, stream.logged
+            if event and event.order[1] == stream.begin and not event.place:
                 event.time = stream.time
                 event.place = _users_line(frames)
                 event.phase = phase_of(frames)
                 event.call = next((match[1] for frame in reversed(frames) if (match := CALL.search(frame))), "")
-        stream.frames, stream.pending, stream.ignored = None, [], False
+        stream.frames, stream.pending, stream.owner, stream.prefix = None, [], None, None
+        stream.ignored = stream.cut = False
 
     def _plain(self, rank: int | None, stream: _Stream, raw: str, line: str) -> None:
         if TRACEBACK in line:
-            if "Original Traceback" in line:  # of a worker: what comes is the cause of what was just added
-                self._forget_last(rank)
-            stream.frames = deque(maxlen=KEPT_FRAMES)
+            of_rank = _OF_RANK.search(line)
+            # Of a worker, or of the ranks of a distributed checkpoint: what comes is the cause of what was just added.
+            if "Original Traceback" in line or of_rank:
+                self._forget_last(rank, "CheckpointException" if of_rank else "")
+            stream.owner = int(of_rank[1]) if of_rank else None
+            stream.frames, stream.cut = deque(maxlen=KEPT_FRAMES), False
+            if line.startswith("  traceback :"):  # in torchrun's table, by `@record`
+                stream.owner = self._table_rank
+            header = [*self.evidence.tails[rank]][-2:][0] + line
+            stream.logged = bool(_STAMP.search(header[:120]) and _LOGGED.search(header))
             self._keep(rank, raw)
             return
         if spawned := _SPAWNED.match(line):
             self._file_rank = int(spawned[1])
         if "Exception ignored in" in line:
             stream.ignored = True
+        self._has_agent = self._has_agent or _AGENT.search(line) is not None
+        if _RESTARTS.search(line):
+            self._before_restart = [event for event in self.evidence.events if event.file == self._file]
+        elif _SUCCEEDED.search(line):
+            for event in self._before_restart:
+                event.caught = True
         self._note_table(line)
         if world := _WORLD.search(line):
             self.evidence.world_size = max(self.evidence.world_size, min(int(world[1]), 2**20))
@@ -223,18 +298,23 @@ class LogReader:
         elif table := _TABLE_RANK.match(line):
             self._table_rank = int(table[1])
             self.evidence.ranks.add(self._table_rank)
-        elif self._in_root_cause and line.lstrip().startswith("exitcode") and self._table_rank is not None:
-            code = line.partition(":")[2].split()
-            self.evidence.failed_first = self.evidence.failed_first or (self._table_rank, code[0] if code else "")
-            self._in_root_cause = False
+        elif line.lstrip().startswith("exitcode") and self._table_rank is not None:
+            # Only the table knows the rank of a process on a node that is not the first.
+            if (pid := _PID.search(line)) and (event := self._of_pid.pop(pid[1], None)):
+                event.rank = self._table_rank
+            if self._in_root_cause:
+                code = line.partition(":")[2].split()
+                self.evidence.failed_first = self.evidence.failed_first or (self._table_rank, code[0] if code else "")
+                self._in_root_cause = False
 
     def _add(self, rank: int | None, text: str, *, raised: bool, number: int) -> LogEvent | None:
         recognised = recognise(text)
         if recognised is None and not raised:
             return None
         signature, match = recognised or (None, None)
+        local_rank = None
         if match and (named := next((match[key] for key in ("rank", "rank2") if match.groupdict().get(key)), None)):
-            rank = int(named)
+            rank = None if self._has_agent and _SRUN_TASK.search(text) else int(named)
         elif signature and signature.role in ("killed", "lost", "report") and not raised:
             local_rank = _LOCAL_RANK.search(text)
             table_rank = self._table_rank if text[0].isspace() else None
@@ -247,12 +327,20 @@ class LogReader:
         first.ordinary_before = self.evidence.ordinary_lines[event.rank]
         if first is event:
             self.evidence.events.append(event)
+        elif first.caught or (raised and first.weak):
+            # What was only mentioned before, or was over, has now ended the program.
+            event.count, event.ordinary_before = first.count + 1, first.ordinary_before
+            self.evidence.events[self.evidence.events.index(first)] = first = event
+            self._first_of[rank, event.name] = event
         else:
             first.count += 1
+        if local_rank and local_rank[2]:
+            self._of_pid[local_rank[2]] = first
         return first
 
-    def _forget_last(self, rank: int | None) -> None:
-        if self.evidence.events and self.evidence.events[-1].rank == rank:
+    def _forget_last(self, rank: int | None, name: str) -> None:
+        events = self.evidence.events
+        if events and events[-1].rank == rank and events[-1].name.endswith(name):
             event = self.evidence.events.pop()
             self._first_of.pop((event.rank, event.name), None)
 
