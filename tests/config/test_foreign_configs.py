@@ -14,6 +14,7 @@ from dlojz.base.language import use_language
 from dlojz.config.foreign_configs.foreign_documents import read_document, shown_value
 from dlojz.config.foreign_configs.foreign_meaning import foreign_run, named_sizes, programs, read_foreign
 from dlojz.config.foreign_configs.shell_words import arithmetic, read_shell
+from dlojz.hardware.decoder_size import DecoderSize
 
 PUBLISHED = Path(__file__).with_name("foreign") / "published.txt"
 _PARTS = re.split(r"^=== (\S+) \| .*\n", PUBLISHED.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
@@ -106,6 +107,11 @@ STOPS = {
     "--num-experts 6 --expert-model-parallel-size 4": "ep may be 1, 2, 3, 6",
     "--fp16 --bf16": "fp16 and bf16 are both on",
     "--tensor-model-parallel-size 16 --seq-length 1000 --sequence-parallel": "seq-length 1000 is no multiple of",
+    "--num-experts 8 --tensor-model-parallel-size 2": "tensor-model-parallel-size 2 needs sequence_parallel ≥ 1",
+    "--recompute-granularity full": "recompute-granularity full needs recompute_method ≥ 1",
+    "--recompute-granularity selective --recompute-method uniform": "recompute_method are both on",
+    "--max-position-embeddings 512": "seq-length 1024 needs max-position-embeddings 512 ≥ 1024",
+    "--train-iters 10 --train-samples 640": "train_iters and train_samples are both on",
 }
 
 
@@ -252,6 +258,18 @@ def test_named_sizes_of_a_folder_and_of_names_of_the_hub(tmp_path: Path) -> None
     assert named_sizes("meta-llama/Meta-Llama-3.1-8B-Instruct") == {"model": "llama_3_8b"}
     assert named_sizes("Qwen/Qwen2.5-Coder-7B-Instruct")["layers"] == 28
     assert named_sizes("somebody/unknown-1t") == {}
+    # Names that begin as another model's do.
+    for name in ("microsoft/Phi-4-mini-instruct", "nvidia/Mistral-NeMo-Minitron-8B-Base", "hub/zephyr-7b-gemma-v0.1"):
+        assert named_sizes(name) == {}
+    assert named_sizes("mistralai/Mistral-Nemo-Base-2407")["head_width"] == 128  # 32 · 128 of 5120
+    mixture = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
+    latent = {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "kv_lora_rank": 16}
+    for more, fields in (
+        (mixture, {"experts": 4, "top_k": 2, "expert_width": 32, "shared_experts": 0}),
+        (latent | {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4}, {"latent": 16, "head_width": 8, "dense_layers": 1}),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({**content, **more}), encoding="utf-8")
+        assert named_sizes(f"hf:{tmp_path}").items() >= fields.items()
     (tmp_path / "config.json").write_text(json.dumps({"d_model": 3}), encoding="utf-8")
     with pytest.raises(LabError, match="does not say num_hidden_layers"):
         named_sizes(str(tmp_path))
@@ -277,8 +295,13 @@ UNEVEN = {
     ),
     "--tp-comm-overlap --tensor-model-parallel-size 2": ({"tensor_overlap": 1}, ("needs sequence_parallel ≥ 1",), ()),
     "--overlap-param-gather": ({"gather_overlap": 1}, ("needs overlap ≥ 1",), ()),
-    "--num-experts 8 --tensor-model-parallel-size 2": ({}, (), ("experts that tensor parallelism cuts in 2",)),
-    "--num-experts 8 --tensor-model-parallel-size 2 --expert-tensor-parallel-size 1": ({}, (), ()),
+    "--num-experts 8 --tensor-model-parallel-size 2 --sequence-parallel":
+    ({}, (), ("experts that tensor parallelism cuts in 2",)),
+    "--num-experts 8 --tensor-model-parallel-size 2 --expert-tensor-parallel-size 1 --sequence-parallel": ({}, (), ()),
+    "--pipeline-model-parallel-size 6 --recompute-granularity full --recompute-method block --recompute-num-layers 3":
+    ({}, (), ("recomputation of 3 of the 21 layers",)),
+    "--pipeline-model-parallel-size 6 --recompute-granularity full --recompute-method block --recompute-num-layers 21":
+    ({}, (), ()),
 }  # fmt: skip
 
 
@@ -291,6 +314,80 @@ def test_foreign_run_reads_flags_of_stages_overlap_and_experts(words: str, tmp_p
     for expected, sentences in ((failures, run.failures), (undescribed, run.undescribed)):
         assert len(sentences) == len(expected), sentences
         assert all(part in sentence for part, sentence in zip(expected, sentences, strict=True)), sentences
+
+NEMO = "trainer: {devices: 8, num_nodes: 1, precision: bf16}\nmodel: {micro_batch_size: 1, global_batch_size: 8, \
+num_layers: 8, hidden_size: 1024, num_attention_heads: 8, encoder_seq_length: 2048, "
+TITAN = "[model]\nflavor = '8B'\n[training]\nlocal_batch_size = 2\n[compile]\nenable = true\n"
+FSDP = "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\nparallelism_config:\n"
+TRAINER = "model_name_or_path: Qwen/Qwen2.5-7B\nmax_length: 4096\nbf16: true\n"
+LATENT = """--multi-latent-attention --kv-lora-rank 512 --qk-head-dim 128 --qk-pos-emb-head-dim 64 --v-head-dim 128
+--num-layers 27 --hidden-size 2048 --ffn-hidden-size 10944 --num-attention-heads 16 --seq-length 4096 --swiglu
+--vocab-size 102400 --untie-embeddings-and-output-weights --disable-bias-linear --position-embedding-type rope
+--num-experts 64 --moe-layer-freq "([0]+[1]*26)" --moe-ffn-hidden-size 1408 --moe-router-topk 6
+--moe-shared-expert-intermediate-size 2816 --nproc-per-node 8"""
+# Name of a file, its text, what is given beside it, fields of the run, and part of what is said of it.
+SAID: tuple[tuple[str, str, dict[str, Any], dict[str, Any], str], ...] = (
+    # Nodes of four GPUs, by the tasks or by the resources of a node; a value after `=` is complete.
+    ("a.slurm", "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\nsrun python x.py " + PLAIN, {}, {"gpus": 8}, ""),
+    ("b.slurm", "#SBATCH --nodes=2\n#SBATCH --gres=gpu:a100:4\nsrun python x.py " + PLAIN, {}, {"gpus": 8}, ""),
+    ("c.sh", f"srun --nodes=2 --ntasks-per-node=4 bash -c 'python x.py {PLAIN}'", {}, {"gpus": 8}, ""),
+    ("d.sh", ': "${N:=2}"\ntorchrun --nproc_per_node 8 --nnodes $N x.py ' + PLAIN, {}, {"gpus": 16}, ""),
+    # The granularity holds before the method; alone, NeMo's method was of whole layers.
+    ("a.yaml", NEMO + "activations_checkpoint_granularity: selective, activations_checkpoint_method: block}", {},
+     {"checkpointing": "selective"}, ""),
+    ("b.yaml", NEMO + "activations_checkpoint_method: uniform, activations_checkpoint_num_layers: 1}", {},
+     {"checkpointing": "full"}, ""),
+    ("c.yaml", NEMO + "ffn_hidden_size: '${multiply:3, ${.hidden_size}}', num_query_groups: '${.num_attention_heads}'}",
+     {}, {"mlp_width": 3072, "kv_heads": 8}, ""),
+    ("d.yaml", "trainer: {devices: 8, num_nodes: 2, strategy: {tensor_model_parallel_size: 4, ddp: "
+     "{use_distributed_optimizer: true}}, plugins: {precision: bf16-mixed, grad_reduce_in_fp32: false}}\n"
+     "data: {seq_length: 8192, global_batch_size: 64, micro_batch_size: 1}", LLAMA,
+     {"gpus": 16, "dp": 4, "micro_batches": 16, "zero": 1, "gradient_bytes": 2}, ""),
+    # Wide patterns of keys without effect do not hide those that change memory.
+    ("e.sh", PLAIN + "--fp8-param-gather --use-precision-aware-optimizer", {"gpus": 8}, {},
+     "--fp8-param-gather, --use-precision-aware-optimizer as if not there, although they change memory"),
+    ("f.sh", LATENT, {}, {"latent": 512, "rotated_width": 64, "head_width": 128, "dense_layers": 1,
+                          "shared_experts": 2, "expert_width": 1408, "mlp_width": 10944}, ""),
+    ("a.json", '{"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}', {**LLAMA, "gpus": 16}, {"zero": 3},
+     "zero_optimization.zero_hpz_partition_size as if not there"),
+    # 64 samples = 4 ranks · 4 micro-batches of the file · 4.
+    ("e.yaml", "distributed_type: DEEPSPEED\nnum_processes: 4\ndeepspeed_config: {gradient_accumulation_steps: 4}",
+     {**LLAMA, "batch": 64}, {"micro_batch": 4, "micro_batches": 4}, ""),
+    ("f.yaml", "distributed_type: DEEPSPEED\nnum_processes: 4\ndeepspeed_config: {gradient_accumulation_steps: 4}",
+     {**LLAMA, "batch": 50}, {"micro_batch": 3, "micro_batches": 4}, "48 samples a step, as 50 is no multiple"),
+    ("a.toml", TITAN + "components = ['loss']", {"gpus": 8}, {"compiled": 0}, ""),
+    ("b.toml", TITAN + "components = ['model', 'loss']", {"gpus": 8}, {"compiled": 1}, ""),
+    # States over the ranks of context parallelism too, in each of two replicas.
+    ("g.yaml", FSDP + "  parallelism_config_dp_replicate_size: 2\n  parallelism_config_cp_size: 4", LLAMA,
+     {"zero": 3, "zero_shards": 4}, ""),
+    ("h.yaml", FSDP + "  parallelism_config_dp_shard_size: 2\n  parallelism_config_cp_size: 2", LLAMA, {},
+     "Does not start: num_processes 8 is not"),
+    ("i.yaml", TRAINER + "fsdp: [full_shard, auto_wrap, offload]", {"gpus": 8}, {"zero": 3}, "stays on the GPUs"),
+    ("j.yaml", TRAINER + "fsdp: full_shard\nfsdp_config: {activation_checkpointing: true}", {"gpus": 8},
+     {"zero": 3, "checkpointing": "full"}, ""),
+    ("k.yaml", TRAINER + "gradient_checkpointing: true\nfsdp_config: {activation_checkpointing: true}", {"gpus": 8}, {},
+     "gradient_checkpointing and fsdp_config.activation_checkpointing are both on"),
+    ("l.yaml", TRAINER + "beta: 0.1", {"gpus": 8}, {}, "No figures: the planner does not describe preference"),
+    ("m.yaml", "base_model: Qwen/Qwen2.5-7B\nrl: dpo", {"gpus": 8}, {}, "the planner does not describe DPO"),
+    ("g.sh", "accelerate launch --config_file deepspeed_zero3.yaml --num_processes 8 sft.py "
+     "--model_name_or_path Qwen/Qwen2.5-7B --max_length 4096", {}, {"zero": 3, "engine": "deepspeed"},
+     "taken for ZeRO-3"),
+    ("h.sh", "accelerate launch --config_file fsdp2.yaml --num_processes 8 sft.py --model_name_or_path "
+     "Qwen/Qwen2.5-7B --max_length 4096", {}, {}, "No figures: the planner does not describe what fsdp2.yaml says"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "overrides", "expected", "said"), SAID, ids=[row[0] for row in SAID])
+def test_foreign_run_says_what_configurations_written_as_users_write_them_mean(
+    name: str, text: str, overrides: dict[str, Any], expected: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    run = foreign_run(read_foreign(tmp_path / name), **overrides)
+    fields = {**run.size, **run.layout, **run.columns, "gpus": run.gpus}
+    assert {field: fields.get(field) for field in expected} == expected
+    assert said in " ".join(run.sentences())
+    if name == "f.sh":  # DeepSeek-V2-Lite: 15.7 billion
+        assert DecoderSize(**run.size).num_parameters == pytest.approx(15_706_484_224, rel=1e-8)
 
 
 @pytest.mark.parametrize(
