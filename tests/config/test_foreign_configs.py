@@ -12,7 +12,13 @@ import pytest
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.config.foreign_configs.foreign_documents import read_document, shown_value
-from dlojz.config.foreign_configs.foreign_meaning import foreign_run, named_sizes, programs, read_foreign
+from dlojz.config.foreign_configs.foreign_meaning import (
+    change_lines,
+    foreign_run,
+    named_sizes,
+    programs,
+    read_foreign,
+)
 from dlojz.config.foreign_configs.shell_words import arithmetic, read_shell
 from dlojz.hardware.decoder_size import DecoderSize
 
@@ -388,6 +394,23 @@ def test_foreign_run_says_what_configurations_written_as_users_write_them_mean(
     assert said in " ".join(run.sentences())
     if name == "f.sh":  # DeepSeek-V2-Lite: 15.7 billion
         assert DecoderSize(**run.size).num_parameters == pytest.approx(15_706_484_224, rel=1e-8)
+
+
+def test_change_lines_are_none_that_megatron_refuses(tmp_path: Path) -> None:
+    """A method is of full recomputation alone; mixtures beside tensor parallelism need sequence parallelism."""
+    words = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1 --num-experts 8"
+    (tmp_path / "a.txt").write_text(PLAIN + words, encoding="utf-8")
+    config = read_foreign(tmp_path / "a.txt")
+    before = foreign_run(config, gpus=64).layout
+    selective = "--recompute-granularity selective"
+    assert change_lines(config, before, {**before, "checkpointing": "selective"}) == (
+        "# without --recompute-method", "# without --recompute-num-layers", selective,
+    )  # fmt: skip
+    assert change_lines(config, before, {**before, "tp": 2}) is None
+    lines = change_lines(config, before, {**before, "tp": 2, "sequence_parallel": True})
+    assert set(lines or ()) == {
+        "--tensor-model-parallel-size 2", "--sequence-parallel", "--expert-tensor-parallel-size 1",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

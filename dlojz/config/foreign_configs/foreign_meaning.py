@@ -166,7 +166,7 @@ def read_foreign(path: str | Path) -> ForeignConfig:
             text = sentence(words, key=visible(key), value=shown_value(key, value), why=meaning)
             unheeded.append((name, text))
         for name, converted in found_fields.items():
-            if key[0] in "#$" and name in origins:  # what surrounds a command completes it
+            if key.startswith(("#", "$")) and name in origins:  # what surrounds a command completes it
                 continue
             # Parameters in the host's memory include the optimizer's states.
             if name == "offload" and _OFFLOADS.index(converted) < _OFFLOADS.index(fields.get(name, "none")):
@@ -257,7 +257,7 @@ def _dense_layers(value: Any) -> int | None:
         text = "".join(map(str, value))
         return text.count("0") if re.fullmatch("0*1+", text) else None
     match = re.fullmatch(r"\(?\[0\](?:\*(\d{1,4}))?\+\[1\](?:\*\d{1,4})?\)?", str(value).replace(" ", ""))
-    return match and int(match[1] or 1)
+    return int(match[1] or 1) if match else None
 
 
 def _plain_value(value: Any) -> str:
@@ -723,6 +723,9 @@ def _what_works(name: str, dividend: int, factor: int) -> str:
     return sentence("may_be", name=name, values=", ".join(works))
 
 
+_OF_WHOLE_LAYERS: Final = ("recompute_method", "recomputed_layers")
+
+
 def change_lines(config: ForeignConfig, before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...] | None:
     """Write the change from one layout to another as lines of the file's own syntax.
 
@@ -742,6 +745,12 @@ def change_lines(config: ForeignConfig, before: Mapping[str, Any], after: Mappin
         stage = {"none": after["zero"], "parameters": 4}.get(after["offload"], 0)
         changed = {name: value for name, value in changed.items() if name not in ("zero", "offload")}
         changed["deepspeed_file"] = stage
+    if config.fields.get("experts") and after["tp"] > 1 and after["engine"] == "megatron-core":
+        if not after["sequence_parallel"]:
+            return None  # Megatron refuses it
+        changed |= {} if config.fields.get("expert_tensor") == 1 else {"expert_tensor": 1}
+    if changed.get("checkpointing", "full") != "full":  # a method is of whole layers alone
+        lines += [_line(config, key, None) for name in _OF_WHOLE_LAYERS for key in _on(config, name)]
     for name, value in changed.items():
         if name == "offload" and value == "none" and (keys := _on(config, name)):  # of all keys that offload something
             lines += [_line(config, *_written(config, name, value, key)) for key in keys]  # type: ignore[arg-type]
