@@ -253,9 +253,8 @@ _TEXTS: Final = ("model", "family", "flavor", "unread", "kind", "preference")
 
 def _dense_layers(value: Any) -> int | None:
     """Count the layers before the first mixture in Megatron's list, `([0]*3+[1]*58)`; None where dense ones follow."""
-    if isinstance(value, list):
-        text = "".join(map(str, value))
-        return text.count("0") if re.fullmatch("0*1+", text) else None
+    if isinstance(value, list) and re.fullmatch("0*1+", text := "".join(map(str, value))):
+        return text.count("0")
     match = re.fullmatch(r"\(?\[0\](?:\*(\d{1,4}))?\+\[1\](?:\*\d{1,4})?\)?", str(value).replace(" ", ""))
     return int(match[1] or 1) if match else None
 
@@ -324,8 +323,7 @@ def _config_json(path: Path) -> dict[str, Any]:
 
 def _mixture(content: Mapping[str, Any]) -> dict[str, Any]:
     """Read the experts of a config.json by the names of Mixtral, Qwen and DeepSeek; empty of a dense decoder."""
-    count = next((content[name] for name in ("num_local_experts", "num_experts", "n_routed_experts")
-                  if content.get(name)), 0)  # fmt: skip
+    count = content.get("num_local_experts") or content.get("num_experts") or content.get("n_routed_experts")
     if not count:
         return {}
     width = content.get("moe_intermediate_size") or 0
@@ -375,7 +373,10 @@ class ForeignRun:
         layout = {name: value for name, value in self.layout.items() if name != "schedule" or self.layout["pp"] > 1}
         layout["chunks"] = layout["chunks"] if layout["chunks"] > 1 else None
         precision = "bf16-true" if self.keeps_bf16 else "bf16" if self.precision == "fp8" else self.precision
-        return {**self.size, **layout, "precision": precision}
+        # DeepSpeed's `grad_accum_dtype`; fp32 keeps fp32 anyway.
+        is_wide = self.columns.get("gradient_bytes") == 4 and precision in ("bf16", "fp16")
+        wide = {"fp32_gradients": True} if is_wide and layout["engine"] == "deepspeed" else {}
+        return {**self.size, **layout, "precision": precision, **wide}
 
     def sentences(self) -> list[str]:
         """What was assumed, why the program itself would stop or warn, and what no figure describes."""
@@ -437,9 +438,6 @@ _SIZE_FIELDS: Final = (
 )  # fmt: skip
 
 
-_MIXTURE_FIELDS: Final = ("top_k", "every", "expert_width", "dense_layers")
-
-
 def _size(
     config: ForeignConfig, values: dict[str, Any], overrides: Mapping[str, Any], assumed: list[str]
 ) -> dict[str, Any]:
@@ -472,7 +470,8 @@ def _own_sizes(config: ForeignConfig, values: dict[str, Any], assumed: list[str]
     if sizes.get("head_width") and sizes["head_width"] * heads == hidden:
         sizes["head_width"] = 0
     if not sizes.get("experts"):
-        sizes = {name: value for name, value in sizes.items() if name not in _MIXTURE_FIELDS}
+        of_mixtures = ("top_k", "every", "expert_width", "dense_layers")
+        sizes = {name: value for name, value in sizes.items() if name not in of_mixtures}
     elif shared := values.get("shared_width"):
         width = sizes.get("expert_width") or sizes.get("mlp_width") or 4 * hidden
         sizes["shared_experts"] = shared // width
@@ -723,9 +722,6 @@ def _what_works(name: str, dividend: int, factor: int) -> str:
     return sentence("may_be", name=name, values=", ".join(works))
 
 
-_OF_WHOLE_LAYERS: Final = ("recompute_method", "recomputed_layers")
-
-
 def change_lines(config: ForeignConfig, before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...] | None:
     """Write the change from one layout to another as lines of the file's own syntax.
 
@@ -750,7 +746,8 @@ def change_lines(config: ForeignConfig, before: Mapping[str, Any], after: Mappin
             return None  # Megatron refuses it
         changed |= {} if config.fields.get("expert_tensor") == 1 else {"expert_tensor": 1}
     if changed.get("checkpointing", "full") != "full":  # a method is of whole layers alone
-        lines += [_line(config, key, None) for name in _OF_WHOLE_LAYERS for key in _on(config, name)]
+        methods = [*_on(config, "recompute_method"), *_on(config, "recomputed_layers")]
+        lines += [_line(config, key, None) for key in methods]
     for name, value in changed.items():
         if name == "offload" and value == "none" and (keys := _on(config, name)):  # of all keys that offload something
             lines += [_line(config, *_written(config, name, value, key)) for key in keys]  # type: ignore[arg-type]
