@@ -68,7 +68,7 @@ _SENTENCE: Final = re.compile(r"^## (.+)\n\n- (.+)\n- (.+)$", re.MULTILINE)
 
 @cache
 def sentences(path: Path) -> dict[str, Said]:
-    """Read a file of sentences: Markdown, under each key, `## KEY`, two points, English before French; or TOML, `en`, `fr`.
+    """Read a file of sentences: Markdown, under each key (`## KEY`) English, then French; or TOML, with `en` and `fr`.
 
     Raises:
         ValueError: if a key has not one sentence in each language, or stands twice.

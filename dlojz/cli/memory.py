@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.errors import LabError
@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 def memory_command(args: Given, answer: Answer) -> None:
     """Forecast the memory of a configuration; a file that cannot be written is refused before anything is printed."""
     check_needs(args, "gpus", "from")
+    from_document: dict[str, Any] = {}
     if args["from"]:
-        args = _with_file(args, answer)
+        args, from_document = _with_file(args, answer)
     fit_device = device(args["fit"]) if "fit" in args else None
     # --fit names a GPU too: the forecast is for that one unless --device names another.
     target = target_device(args) or (fit_device if "device" not in args else None)
@@ -57,7 +58,7 @@ def memory_command(args: Given, answer: Answer) -> None:
     if args["json"]:
         more = {"compiled": compiled_range(estimate)} if args["compile"] else {}
         more |= {} if messages is None else {"communication": messages.to_dict()["communication"]}
-        answer({**_document(estimate, fit, levers, assumed), **more})
+        answer({**_document(estimate, fit, levers, assumed), **more, **from_document})
         return
     _print(answer, estimate, fit, levers, assumed)
     if messages is not None:
@@ -85,12 +86,16 @@ def compiled_range(estimate: Forecast) -> dict[str, Any]:
     return {**estimate.compiled._asdict(), "fits": estimate.compiled.fits}
 
 
-def _with_file(args: Given, answer: Answer) -> Given:
+def _with_file(args: Given, answer: Answer) -> tuple[Given, dict[str, Any]]:
     """Add what another program's configuration says to the options, which hold before it.
+
+    Returns:
+        the options, and for JSON what the keys of the file mean and what was assumed.
 
     Raises:
         LabError: if the program itself would stop, or its run is none that is traced here.
     """
+    from dlojz.config.foreign_configs.foreign_documents import sentence
     from dlojz.config.foreign_configs.foreign_meaning import foreign_run, read_foreign
     from dlojz.display.plan_tables import foreign_keys_table
     from dlojz.planner.planned_model import OF_THE_LAB
@@ -102,7 +107,7 @@ def _with_file(args: Given, answer: Answer) -> Given:
     run = foreign_run(config, **overrides)
     if run.failures or run.undescribed:
         raise LabError(" ".join(run.sentences()))
-    if "model" not in run.size or run.layout["engine"] not in OF_THE_LAB:
+    if "model" not in run.size or run.layout["engine"] not in OF_THE_LAB or "zero_shards" in run.columns:
         raise refusal(
             en=f"memory is traced tensor by tensor for models of the catalogue, run by torch or DeepSpeed; that of "
             f"{config.document.name} is weighed in closed form: dlojz plan --from {config.document.name}.",
@@ -110,9 +115,15 @@ def _with_file(args: Given, answer: Answer) -> Given:
             f"DeepSpeed ; celle de {config.document.name} est pesée en forme close : dlojz plan --from "
             f"{config.document.name}.",
         )
-    for sentence in () if args["json"] else run.sentences():
-        answer("\n" + sentence)
-    return Given({**run.run_fields(), **args}, args.defaults)
+    # What the cost model has and the traced step has not.
+    usual = {"fused_loss": (None, False), "fused_attention": (None, True), "fp8": (None, False)}
+    if lacking := [config.said(name) for name, values in usual.items() if config.fields.get(name) not in values]:
+        run = replace(run, assumed=(*run.assumed, sentence("left_out", keys=", ".join(lacking))))
+    for text in () if args["json"] else run.sentences():
+        answer("\n" + text)
+    compiled = {"compile": True} if run.columns.get("compiled") else {}
+    document = {"from": {**config.as_dict(), "run": run.as_dict()}}
+    return Given({**run.run_fields(), **compiled, **args}, args.defaults), document
 
 
 def _budget(config: RunConfig, target: Device | None, assumed: dict[str, Any], args: Given, answer: Answer) -> None:

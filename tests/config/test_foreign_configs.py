@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.config.foreign_configs.foreign_documents import read_document, shown_value
-from dlojz.config.foreign_configs.foreign_meaning import foreign_run, named_sizes, programs, read_foreign
+from dlojz.config.foreign_configs.foreign_meaning import change_lines, foreign_run, named_sizes, programs, read_foreign
 from dlojz.config.foreign_configs.shell_words import arithmetic, read_shell
+from dlojz.hardware.decoder_size import DecoderSize
 
 PUBLISHED = Path(__file__).with_name("foreign") / "published.txt"
 _PARTS = re.split(r"^=== (\S+) \| .*\n", PUBLISHED.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
@@ -106,6 +108,11 @@ STOPS = {
     "--num-experts 6 --expert-model-parallel-size 4": "ep may be 1, 2, 3, 6",
     "--fp16 --bf16": "fp16 and bf16 are both on",
     "--tensor-model-parallel-size 16 --seq-length 1000 --sequence-parallel": "seq-length 1000 is no multiple of",
+    "--num-experts 8 --tensor-model-parallel-size 2": "tensor-model-parallel-size 2 needs sequence_parallel ≥ 1",
+    "--recompute-granularity full": "recompute-granularity full needs recompute_method ≥ 1",
+    "--recompute-granularity selective --recompute-method uniform": "recompute_method are both on",
+    "--max-position-embeddings 512": "seq-length 1024 needs max-position-embeddings 512 ≥ 1024",
+    "--train-iters 10 --train-samples 640": "train_iters and train_samples are both on",
 }
 
 
@@ -252,45 +259,52 @@ def test_named_sizes_of_a_folder_and_of_names_of_the_hub(tmp_path: Path) -> None
     assert named_sizes("meta-llama/Meta-Llama-3.1-8B-Instruct") == {"model": "llama_3_8b"}
     assert named_sizes("Qwen/Qwen2.5-Coder-7B-Instruct")["layers"] == 28
     assert named_sizes("somebody/unknown-1t") == {}
+    for name in ("microsoft/Phi-4-mini-instruct", "nvidia/Mistral-NeMo-Minitron-8B-Base", "hub/zephyr-7b-gemma-v0.1"):
+        assert named_sizes(name) == {}
+    assert named_sizes("mistralai/Mistral-Nemo-Base-2407")["head_width"] == 128  # 32 · 128 of 5120
+    mixture = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
+    latent = {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "kv_lora_rank": 16}
+    for more, fields in (
+        (mixture, {"experts": 4, "top_k": 2, "expert_width": 32, "shared_experts": 0}),
+        (latent | {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4}, {"latent": 16, "head_width": 8, "dense_layers": 1}),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({**content, **more}), encoding="utf-8")
+        assert named_sizes(f"hf:{tmp_path}").items() >= fields.items()
     (tmp_path / "config.json").write_text(json.dumps({"d_model": 3}), encoding="utf-8")
     with pytest.raises(LabError, match="does not say num_hidden_layers"):
         named_sizes(str(tmp_path))
 
 
-UNEVEN = {
-    "--pipeline-model-parallel-size 16 --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split":
-    ({"embedding_slots": 1}, (), ()),
-    "--pipeline-model-parallel-size 8 --decoder-last-pipeline-num-layers 14": ({}, (), ()),  # 126 − 7 · 16
-    "--pipeline-model-parallel-size 8 --decoder-last-pipeline-num-layers 21": ({}, (), ("these numbers of layers",)),
-    "--pipeline-model-parallel-size 8 --decoder-first-pipeline-num-layers 13":
-    ({}, ("middle_layers 113 is no multiple of middle_stages 7",), ("these numbers of layers",)),
-    "--pipeline-model-parallel-size 12 --account-for-loss-in-pipeline-split":
-    ({"embedding_slots": 0}, ("counted_layers 127 is no multiple of pipeline-model-parallel-size 12",), ()),
-    "--pipeline-model-parallel-size 8 --decoder-last-pipeline-num-layers 14 --account-for-embedding-in-pipeline-split "
-    "--account-for-loss-in-pipeline-split": (
-        {},
-        (
-            "account_for_embedding_in_pipeline_split and decoder_last_pipeline_num_layers are both on",
-            "account_for_loss_in_pipeline_split and decoder_last_pipeline_num_layers are both on",
-        ),
-        (),
-    ),
-    "--tp-comm-overlap --tensor-model-parallel-size 2": ({"tensor_overlap": 1}, ("needs sequence_parallel ≥ 1",), ()),
-    "--overlap-param-gather": ({"gather_overlap": 1}, ("needs overlap ≥ 1",), ()),
-    "--num-experts 8 --tensor-model-parallel-size 2": ({}, (), ("experts that tensor parallelism cuts in 2",)),
-    "--num-experts 8 --tensor-model-parallel-size 2 --expert-tensor-parallel-size 1": ({}, (), ()),
-}  # fmt: skip
+AS_WRITTEN = tomllib.loads(PUBLISHED.with_name("as_written.toml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("words", UNEVEN)
-def test_foreign_run_reads_flags_of_stages_overlap_and_experts(words: str, tmp_path: Path) -> None:
-    columns, failures, undescribed = UNEVEN[words]
-    (tmp_path / "arguments.txt").write_text(PLAIN.replace("layers 24", "layers 126") + words, encoding="utf-8")
-    run = foreign_run(read_foreign(tmp_path / "arguments.txt"), gpus=192)
-    assert {name: run.columns[name] for name in columns} == columns
-    for expected, sentences in ((failures, run.failures), (undescribed, run.undescribed)):
-        assert len(sentences) == len(expected), sentences
-        assert all(part in sentence for part, sentence in zip(expected, sentences, strict=True)), sentences
+@pytest.mark.parametrize("name", AS_WRITTEN)
+def test_foreign_run_says_what_configurations_as_users_write_them_mean(name: str, tmp_path: Path) -> None:
+    row = AS_WRITTEN[name]
+    (tmp_path / name).write_text(row["text"], encoding="utf-8")
+    run = foreign_run(read_foreign(tmp_path / name), **row.get("beside", {}))
+    means, fields = row.get("means", {}), {**run.run_fields(), **run.columns, **run.layout, "gpus": run.gpus}
+    assert {field: fields.get(field) for field in means} == means
+    assert row.get("says", "") in " ".join(run.sentences())
+    for parts, sentences in ((row.get("failures"), run.failures), (row.get("undescribed"), run.undescribed)):
+        assert parts is None or len(parts) == len(sentences), sentences
+        assert all(part in sentence for part, sentence in zip(parts or (), sentences, strict=False)), sentences
+    if name == "f.sh":  # DeepSeek-V2-Lite: 15.7 billion
+        assert DecoderSize(**run.size).num_parameters == pytest.approx(15_706_484_224, rel=1e-8)
+
+
+def test_change_lines_are_none_that_megatron_refuses(tmp_path: Path) -> None:
+    """A method is of full recomputation alone; mixtures beside tensor parallelism need sequence parallelism."""
+    words = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1 --num-experts 8"
+    (tmp_path / "a.txt").write_text(PLAIN + words, encoding="utf-8")
+    config = read_foreign(tmp_path / "a.txt")
+    before = foreign_run(config, gpus=64).layout
+    method = ("# without --recompute-method", "# without --recompute-num-layers")
+    selective = change_lines(config, before, {**before, "checkpointing": "selective"})
+    assert selective == (*method, "--recompute-granularity selective")
+    assert change_lines(config, before, {**before, "tp": 2}) is None
+    lines = change_lines(config, before, {**before, "tp": 2, "sequence_parallel": True})
+    assert {"--sequence-parallel", "--expert-tensor-parallel-size 1"} < set(lines or ())
 
 
 @pytest.mark.parametrize(

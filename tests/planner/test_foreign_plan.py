@@ -124,7 +124,9 @@ def test_memory_from_weighs_what_is_traced_and_points_to_plan_else(
     path = tmp_path / "args.json"
     path.write_text(FILES["trainer-args.json"].replace("gpt2-xl", "gpt2_tiny").replace("1024", "64"), encoding="utf-8")
     assert main(["memory", "--from", str(path), "--json"]) == DONE
-    config = json.loads(capfd.readouterr().out)["config"]
+    document = json.loads(capfd.readouterr().out)
+    config = document["config"]
+    assert document["from"]["program"] == "trainer" and document["from"]["run"]["gpus"] == 8
     assert (config["model"], config["precision"], config["sequence_length"]) == ("gpt2_tiny", "bf16", 64)
     assert {name: config["layout"][name] for name in ("dp", "micro_batch", "micro_batches")} == {
         "dp": 8, "micro_batch": 4, "micro_batches": 2,
@@ -132,3 +134,8 @@ def test_memory_from_weighs_what_is_traced_and_points_to_plan_else(
     (tmp_path / "gpt.txt").write_text(FILES["korthikanti-22b.txt"], encoding="utf-8")
     assert main(["memory", "--from", str(tmp_path / "gpt.txt"), "--gpus", "8"]) != DONE
     assert "dlojz plan --from gpt.txt" in capfd.readouterr().err
+    # States sharded within each of two replicas are in the closed form alone.
+    hybrid = FILES["titan-8b.toml"].replace("replicate_degree = 1", "replicate_degree = 2")
+    (tmp_path / "hybrid.toml").write_text(hybrid, encoding="utf-8")
+    assert main(["memory", "--from", str(tmp_path / "hybrid.toml"), "--gpus", "8"]) != DONE
+    assert "dlojz plan --from hybrid.toml" in capfd.readouterr().err

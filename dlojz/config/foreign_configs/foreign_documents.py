@@ -27,6 +27,9 @@ _SECRET_PARTS: Final = frozenset(
     ("token", "key", "secret", "secrets", "password", "passwd", "wandb", "credential", "credentials", "auth", "pat")
 )
 _SECRET_VALUE: Final = re.compile(r"\b(hf_|sk-|ghp_|gho_|AKIA|glpat-)[A-Za-z0-9_-]{8,}|://[^/\s]*:[^/\s]*@")
+_INTERPOLATION: Final = re.compile(
+    r"\$\{(?:multiply:(?P<factor>\d{1,6}),(?P<of>.+)|(?P<points>\.*)(?P<name>[A-Za-z_][\w.]*))\}"
+)
 SHOWN_CHARACTERS: Final = 40
 
 
@@ -145,7 +148,22 @@ def _yaml(text: str) -> Entries:
         raise ValueError(str(getattr(error, "problem", None) or error) + line) from None
     if not isinstance(content, dict):
         raise ValueError(sentence("no_key"))
-    return list(_flat(content)), []
+    entries = list(_flat(content))
+    values = dict(entries)
+    return [(key, _interpolated(key, value, values)) for key, value in entries], []
+
+
+def _interpolated(key: str, value: Any, entries: dict[str, Any], depth: int = 0) -> Any:
+    """Replace `${.hidden_size}`, `${model.hidden_size}` and NeMo's `${multiply:4, …}`; an unknown one stays."""
+    if depth > 8 or not isinstance(value, str) or not (match := _INTERPOLATION.fullmatch(value.strip())):
+        return value
+    if match["factor"]:
+        factor = _interpolated(key, match["of"].strip(), entries, depth + 1)
+        return int(match["factor"]) * factor if type(factor) is int and abs(factor) < 2**40 else value
+    # One point is of the section that the key is in, each further one of the section around it.
+    sections = key.split(".")[: -len(match["points"])] if match["points"] else []
+    name = ".".join([*sections, match["name"]])
+    return _interpolated(name, entries[name], entries, depth + 1) if name in entries else value
 
 
 def _python(text: str) -> Entries:
@@ -202,8 +220,9 @@ def _options(words: list[str]) -> list[tuple[str, Any]]:
     for word in words:
         if word.startswith("--") and len(word) > 2:
             name, equals, value = word.partition("=")
-            # The last of equal options holds, as with argparse.
-            current = options[name] = [value] if equals else []
+            # The last of equal options holds, as with argparse; a value after `=` is complete.
+            options[name] = current = [value] if equals else []
+            current = [] if equals else current
         elif word.endswith(".py") or word == "-m":
             current = []  # the program: no value of the launcher's last option
         else:

@@ -39,6 +39,8 @@ MOST_GPUS: Final = 2**20
 INTERLEAVED: Final = "interleaved"
 DECISIVE: Final = ("zero", "deepspeed_file", "adapter", "checkpointing", "offload")
 """Fields without which no figure is given, where the value of their key is not known."""
+UNMODELLED: Final = "unmodelled"
+"""Reason of keys that change memory or time, and are in no figure."""
 INLINE: Final = "deepspeed."
 """First letters of the keys of DeepSpeed's JSON where another program's file holds it."""
 _STAGE: Final = re.compile(r"(?:zero|stage|z)[_-]?([0-3])(?![0-9])")
@@ -75,7 +77,8 @@ class Program:
 
     def reason(self, key: str) -> str:
         """Name the reason why a key has no effect here; empty for one that has, or is unknown."""
-        for reason, patterns in self.effectless.items():
+        # What is not in the figures before all else: wide patterns of another reason would hide it.
+        for reason, patterns in sorted(self.effectless.items(), key=lambda item: item[0] != UNMODELLED):
             # `a.*` is the section `a` too, which an empty one leaves alone.
             if any(fnmatchcase(key, pattern) or f"{key}.*" == pattern for pattern in patterns.split()):
                 return reason
@@ -164,6 +167,8 @@ def read_foreign(path: str | Path) -> ForeignConfig:
             text = sentence(words, key=visible(key), value=shown_value(key, value), why=meaning)
             unheeded.append((name, text))
         for name, converted in found_fields.items():
+            if key.startswith(("#", "$")) and name in origins:  # what surrounds a command completes it
+                continue
             # Parameters in the host's memory include the optimizer's states.
             if name == "offload" and _OFFLOADS.index(converted) < _OFFLOADS.index(fields.get(name, "none")):
                 continue
@@ -201,22 +206,27 @@ def _meaning(program: Program, key: str, value: Any) -> Meaning:
     if spec is None:
         return _without_field(program, key, value)
     name, words = (spec, {}) if isinstance(spec, str) else (spec["to"], {w: v for w, v in spec.items() if w != "to"})
-    word = str(value).lower()
+    # Several words, in a list or in one text.
+    is_text_list = isinstance(value, list) and all(isinstance(item, str) for item in value)
+    word = (" ".join(value) if is_text_list else str(value)).lower()
     # The program's own files are known by their names.
     word = word if word in words else word.rpartition("/")[2]
     if word in words:
         meant = words[word]
         if str(meant).startswith("auto "):  # what the program that reads the file fills in
             name, meant = "auto", str(meant).removeprefix("auto ")
-        return "taken", f"{name} = {_plain_value(meant)}", {name: meant}
+        fields = meant if isinstance(meant, dict) else {name: meant}  # or one value that sets several fields
+        return "taken", ", ".join(f"{field} = {_plain_value(part)}" for field, part in fields.items()), fields
     if value in _OFF or value == "auto":
         return "effectless", sentence("auto" if value == "auto" else "unset"), {}
     unresolved = isinstance(value, str) and value.startswith("$")
-    if name in _TEXTS and not unresolved:
-        return "taken", f"{name} = {shown_value(key, value)}", {name: str(value)}
     # Where all words stand for texts or switches, no number is meant.
     counted = not words or any(type(number) is int for number in words.values())
     number = _whole(value) if counted else None
+    if name == "every" and (dense := _dense_layers(value)) is not None:
+        name, number = "dense_layers", dense
+    if name in _TEXTS and not unresolved:
+        return "taken", f"{name} = {shown_value(key, value)}", {name: str(value)}
     if number is not None:
         return "taken", f"{name} = {number}", {name: number}
     if unresolved:
@@ -231,14 +241,23 @@ def _meaning(program: Program, key: str, value: Any) -> Meaning:
 
 def _without_field(program: Program, key: str, value: Any) -> Meaning:
     """Say why a key sets no field here, if that is known."""
-    reason = program.reason(key) or programs()["launchers"].reason(key) or ("unset" if value in _OFF else "")
+    reason = program.reason(key) or programs()["launchers"].reason(key)
+    reason = "unset" if value in _OFF and reason in ("", UNMODELLED) else reason
     if not reason:
         return "unknown", sentence("unknown"), {}
     return "effectless", sentence(reason), {}
 
 
-_TEXTS: Final = ("model", "family", "flavor", "unread", "kind")
+_TEXTS: Final = ("model", "family", "flavor", "unread", "kind", "preference")
 """Fields whose value is a text."""
+
+
+def _dense_layers(value: Any) -> int | None:
+    """Count the layers before the first mixture in Megatron's list, `([0]*3+[1]*58)`; None where dense ones follow."""
+    if isinstance(value, list) and re.fullmatch("0*1+", text := "".join(map(str, value))):
+        return text.count("0")
+    match = re.fullmatch(r"\(?\[0\](?:\*(\d{1,4}))?\+\[1\](?:\*\d{1,4})?\)?", str(value).replace(" ", ""))
+    return int(match[1] or 1) if match else None
 
 
 def _plain_value(value: Any) -> str:
@@ -279,7 +298,8 @@ def named_sizes(name: str) -> dict[str, Any]:
     for pattern, sizes in published["sizes"].items():
         if re.search(pattern, base_name):
             # Bias of queries, keys and values alone (Qwen 2) is no thousandth of the parameters.
-            return {**dict(zip(SIZES, sizes, strict=True)), "gated": True, "biased": False, "positions": "none"}
+            known = dict(zip((*SIZES, "head_width"), sizes, strict=False))
+            return {**known, "gated": True, "biased": False, "positions": "none"}
     return {}
 
 
@@ -294,10 +314,26 @@ def _config_json(path: Path) -> dict[str, Any]:
     if missing:
         raise LabError(sentence("no_decoder", folder=visible(path.parent.name), missing=", ".join(missing)))
     sizes = dict(zip(SIZES, [content.get(name) or 0 for name in names], strict=False))
-    experts = {"experts": content.get("num_local_experts") or 0, "top_k": content.get("num_experts_per_tok") or 1}
+    experts, head_width = _mixture(content), content.get("head_dim") or 0
+    if latent := content.get("kv_lora_rank"):
+        sizes |= {"latent": latent, "query_latent": content.get("q_lora_rank") or 0}
+        sizes["rotated_width"], head_width = content.get("qk_rope_head_dim") or 0, content.get("qk_nope_head_dim") or 0
     llama_like = {"gated": True, "biased": False, "positions": "none", "tied": bool(content.get("tie_word_embeddings"))}
-    experts = experts if experts["experts"] else {}
-    return {**sizes, **llama_like, **experts, "head_width": content.get("head_dim") or 0}
+    return {**sizes, **llama_like, **experts, "head_width": head_width}
+
+
+def _mixture(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the experts of a config.json by the names of Mixtral, Qwen and DeepSeek; empty of a dense decoder."""
+    count = content.get("num_local_experts") or content.get("num_experts") or content.get("n_routed_experts")
+    if not count:
+        return {}
+    width = content.get("moe_intermediate_size") or 0
+    shared = content.get("n_shared_experts") or (content.get("shared_expert_intermediate_size") or 0) // (width or 1)
+    return {
+        "experts": count, "top_k": content.get("num_experts_per_tok") or 1, "expert_width": width,
+        "shared_experts": shared, "dense_layers": content.get("first_k_dense_replace") or 0,
+        "every": content.get("decoder_sparse_step") or 1,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -338,7 +374,10 @@ class ForeignRun:
         layout = {name: value for name, value in self.layout.items() if name != "schedule" or self.layout["pp"] > 1}
         layout["chunks"] = layout["chunks"] if layout["chunks"] > 1 else None
         precision = "bf16-true" if self.keeps_bf16 else "bf16" if self.precision == "fp8" else self.precision
-        return {**self.size, **layout, "precision": precision}
+        # DeepSpeed's `grad_accum_dtype`; fp32 keeps fp32 anyway.
+        is_wide = self.columns.get("gradient_bytes") == 4 and precision in ("bf16", "fp16")
+        wide = {"fp32_gradients": True} if is_wide and layout["engine"] == "deepspeed" else {}
+        return {**self.size, **layout, "precision": precision, **wide}
 
     def sentences(self) -> list[str]:
         """What was assumed, why the program itself would stop or warn, and what no figure describes."""
@@ -358,6 +397,9 @@ def foreign_run(config: ForeignConfig, **overrides: Any) -> ForeignRun:
     """
     values = {**config.fields, **overrides}
     assumed = [text for name, text in config.unheeded if name not in DECISIVE]
+    lacking = [key for key, _, _, meaning in config.meanings if meaning == sentence(UNMODELLED)]
+    if lacking and not values.get("adapter"):
+        assumed.append(sentence("left_out", keys=visible(", ".join(lacking))))
     size = _size(config, values, overrides, assumed)
     _pipeline(values)
     gpus = _gpus(config, values, overrides, assumed)
@@ -367,9 +409,12 @@ def foreign_run(config: ForeignConfig, **overrides: Any) -> ForeignRun:
     dp = known["dp"] = gpus // degrees or 1
     _batch(config, known, dp, overrides, assumed)
     _stages(known)
+    recomputed = _recomputed(config, known, assumed)
     layout, columns = _states(config, known, dp, assumed)
     failures, warnings = _failures(config, known)
     undescribed = [str(known[name]) for name in ("undescribed", "adapter") if known.get(name)]
+    undescribed += [sentence("preference")] if known.get("preference") else []
+    undescribed += [recomputed] if recomputed else []
     if known.get("uneven_stages"):
         undescribed.append(sentence("uneven_stages"))
     # Without the flag Megatron cuts experts as it cuts all else.
@@ -390,7 +435,7 @@ def foreign_run(config: ForeignConfig, **overrides: Any) -> ForeignRun:
 
 _SIZE_FIELDS: Final = (
     "layers", "hidden", "heads", "kv_heads", "mlp_width", "vocabulary", "gated", "tied", "biased", "positions",
-    "experts", "top_k", "every", "head_width",
+    "experts", "top_k", "every", "head_width", "expert_width", "dense_layers",
 )  # fmt: skip
 
 
@@ -425,11 +470,20 @@ def _own_sizes(config: ForeignConfig, values: dict[str, Any], assumed: list[str]
         sizes["mlp_width"] = int(4 * hidden * 2 / 3) // 64 * 64  # arguments.py: a multiple of 64 below 8/3 of hidden
     if sizes.get("head_width") and sizes["head_width"] * heads == hidden:
         sizes["head_width"] = 0
-    if sizes.get("experts") and values.get("expert_width"):
-        sizes["mlp_width"] = values["expert_width"]
     if not sizes.get("experts"):
-        sizes.pop("top_k", None)
-        sizes.pop("every", None)
+        of_mixtures = ("top_k", "every", "expert_width", "dense_layers")
+        sizes = {name: value for name, value in sizes.items() if name not in of_mixtures}
+    elif shared := values.get("shared_width"):
+        width = sizes.get("expert_width") or sizes.get("mlp_width") or 4 * hidden
+        sizes["shared_experts"] = shared // width
+        if shared % width:
+            values["undescribed"] = f"moe_shared_expert_intermediate_size {shared}"
+    if values.get("latent_attention"):  # the defaults of Megatron's MLATransformerConfig
+        names = {"latent": 32, "query_latent": 0, "latent_head_width": 128, "rotated_width": 64}
+        latent = {name: values.get(name) or usual for name, usual in names.items()}
+        sizes |= {"head_width": latent.pop("latent_head_width"), **latent}
+        if (values.get("value_width") or 128) != sizes["head_width"]:
+            values["undescribed"] = f"v_head_dim {values.get('value_width') or 128}"
     if not sizes.get("vocabulary"):
         vocabulary = sizes["vocabulary"] = values.get("tokenizer") or 50257
         assumed.append(sentence("vocabulary", words=vocabulary))
@@ -445,11 +499,12 @@ def _gpus(config: ForeignConfig, values: Mapping[str, Any], overrides: Mapping[s
     if "gpus" in overrides:
         return check_whole("gpus", overrides["gpus"], MOST_GPUS)
     # One task for all GPUs of a node, or one for each.
-    node_gpus = values.get("gpus_per_node") or max(int(values.get("tasks_per_node") or 0), 8)
+    tasks = int(values.get("tasks_per_node") or 0)
+    node_gpus = values.get("gpus_per_node") or (tasks if tasks > 1 else 8)
     if (gpus := values.get("gpus")) and "nodes" not in overrides:
         return int(gpus)
     if nodes := overrides.get("nodes") or values.get("nodes") or (1 if values.get("gpus_per_node") else 0):
-        if not (values.get("gpus_per_node") or values.get("tasks_per_node")):
+        if not values.get("gpus_per_node") and tasks < 2:
             assumed.append(sentence("node_gpus"))
         return int(nodes) * int(node_gpus)
     raise LabError(sentence("no_gpus", file=config.document.name))
@@ -488,6 +543,22 @@ def _stages(known: dict[str, Any]) -> None:
     )
 
 
+def _recomputed(config: ForeignConfig, known: dict[str, Any], assumed: list[str]) -> str:
+    """Complete what Megatron's flags say of recomputation; returns what of it is not planned: a part of the layers."""
+    method, layers = known.get("recompute_method"), known.get("recomputed_layers") or 1
+    keys = {config.program.plain(key) for key, _ in config.document.entries}
+    # Before there was a granularity, NeMo's method alone was of whole layers.
+    if method and "activations_checkpoint_method" in keys and "activations_checkpoint_granularity" not in keys:
+        known.setdefault("checkpointing", "full")
+    if known.get("checkpointing") != "full" or not method:
+        return ""
+    stage_layers = -(-int(known.get("layers") or 0) // ((known.get("pp") or 1) * known["chunks"]))
+    if method == 2 and layers < stage_layers:
+        return sentence("some_layers", layers=layers, stage_layers=stage_layers)
+    assumed += [sentence("layers_together", layers=layers)] if method == 1 and layers > 1 else []
+    return ""
+
+
 def _batch(
     config: ForeignConfig, known: dict[str, Any], dp: int, overrides: Mapping[str, Any], assumed: list[str]
 ) -> None:
@@ -497,9 +568,13 @@ def _batch(
         known["micro_batch"] = known.get("pp_micro_batch") or 1 if pp > 1 else local
         total = total or local * dp
         known.setdefault("micro_batches", max(1, total // (dp * known["micro_batch"])))
-    micro = known.get("micro_batch")
+    micro, written = known.get("micro_batch"), config.origins.keys() | overrides.keys()
     if "batch" in overrides:
-        known["micro_batches"] = None
+        # A default gives way to the number of micro-batches that the file says; a size that it says, before the number.
+        if "micro_batches" in written and not {"micro_batch", "local_batch"} & written:
+            micro = None
+        else:
+            known["micro_batches"] = None
     number = known.get("micro_batches")
     if not micro:
         micro = max(1, total // (dp * (number or 1))) if total else 1
@@ -509,6 +584,8 @@ def _batch(
         number = max(1, total // (dp * micro)) if total else 1
         if not total and "micro_batch" not in config.origins:
             assumed.append(sentence("accumulation"))
+    if "batch" in overrides and dp * micro * number != total:
+        assumed.append(sentence("rounded_batch", batch=dp * micro * number, total=total))
     known |= {"micro_batch": micro, "micro_batches": number, "global_batch": total or dp * micro * number}
 
 
@@ -528,15 +605,17 @@ def _states(
         known["zero"] = 1  # deepspeed/runtime/bf16_optimizer.py
         assumed.append(sentence("bf16_optimizer"))
     columns: dict[str, int] = {}
+    if known.get("compiled_parts") == 1:  # the loss alone
+        known["compiled"] = 0
     if known.get("zero") == "hybrid":  # FSDP's HYBRID_SHARD: within a node, with a replica on each
         known["zero"], gpus = 3, int(known["gpus"])
         node_gpus = gpus // int(known["nodes_of_gpus"]) if known.get("nodes_of_gpus") else 8
         if not known.get("nodes_of_gpus"):
             assumed.append(sentence("node_gpus"))
         known["dp_replicate"] = max(1, gpus // max(1, node_gpus))
-    shards, replicas = known.get("dp_shard") or 0, known.get("dp_replicate") or 1
-    if replicas > 1 and (shards > 1 or not shards) and dp // replicas > 1:
-        columns["zero_shards"] = dp // replicas * degrees["cp"]  # hybrid sharding: within a replica's ranks alone
+    replicas = known.get("dp_replicate") or 1
+    if replicas > 1 and (sharing := dp // replicas * degrees["cp"]) > 1:
+        columns["zero_shards"] = sharing  # hybrid sharding: within a replica's ranks alone
     elif replicas > 1:
         known["zero"] = 0
     for name in ("dropout", "gradient_bytes", "compiled", "asynchronous", "embedding_slots", "blocking", *_OVERLAPS):
@@ -624,6 +703,9 @@ def _failure(config: ForeignConfig, known: Mapping[str, Any], rule: Mapping[str,
             problem = sentence(
                 "no_multiple", dividend=words(rule["dividend"]), factors=factors_text + total
             ) + _what_works(factors[-1], dividend, product // amount(factors[-1]))
+    elif pair := rule.get("at_least"):
+        if 0 < amount(pair[0]) < amount(pair[1]):
+            problem = sentence("needs", cause=words(pair[1]), missing=f"{words(pair[0])} ≥ {amount(pair[1])}")
     elif "equals" in rule:
         if rule["equals"] in (*config.origins, "gpus") and product != amount(rule["equals"]):
             problem = sentence("unequal", total=words(rule["equals"]), factors=f"{factors_text} = {product}")
@@ -660,6 +742,13 @@ def change_lines(config: ForeignConfig, before: Mapping[str, Any], after: Mappin
         stage = {"none": after["zero"], "parameters": 4}.get(after["offload"], 0)
         changed = {name: value for name, value in changed.items() if name not in ("zero", "offload")}
         changed["deepspeed_file"] = stage
+    if config.fields.get("experts") and after["tp"] > 1 and after["engine"] == "megatron-core":
+        if not after["sequence_parallel"]:
+            return None  # Megatron refuses it
+        changed |= {} if config.fields.get("expert_tensor") == 1 else {"expert_tensor": 1}
+    if changed.get("checkpointing", "full") != "full":  # a method is of whole layers alone
+        methods = [*_on(config, "recompute_method"), *_on(config, "recomputed_layers")]
+        lines += [_line(config, key, None) for key in methods]
     for name, value in changed.items():
         if name == "offload" and value == "none" and (keys := _on(config, name)):  # of all keys that offload something
             lines += [_line(config, *_written(config, name, value, key)) for key in keys]  # type: ignore[arg-type]

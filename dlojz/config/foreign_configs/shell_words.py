@@ -25,7 +25,7 @@ _TOKEN: Final = re.compile(
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _VARIABLE: Final = re.compile(
     r"\$\(\((?P<sum>(?:[^()]|\([^()]*\))*)\)\) | \$\{(?P<braced>\w+)(?:\[[@*]\])?"
-    r"(?::?[-=](?P<default>(?:[^{}]|\$\{[^{}]*\})*))?\} | \$(?P<bare>[A-Za-z_]\w*|\d)",
+    r"(?::?(?P<kind>[-=])(?P<default>(?:[^{}]|\$\{[^{}]*\})*))?\} | \$(?P<bare>[A-Za-z_]\w*|\d)",
     re.VERBOSE,
 )
 _SBATCH: Final = re.compile(r"^#SBATCH\s+--?([\w-]+)[= ]+(\S+)", re.MULTILINE)
@@ -63,7 +63,10 @@ class ShellScript:
             )
             return match[0] if result is None else str(result)
         name, default = match["braced"] or match["bare"], match["default"]
-        return self._of(name, match[0] if default is None else self.value(default))
+        text = self._of(name, match[0] if default is None else self.value(default))
+        if match["kind"] == "=":  # `: "${NODES:=4}"` assigns it too
+            self.variables.setdefault(name, text)
+        return text
 
     def _of(self, name: str, otherwise: str) -> str:
         return self.variables.get(name, otherwise)
@@ -215,6 +218,9 @@ _BATCH_VARIABLES: Final = {"nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "N"
 def read_shell(text: str) -> ShellScript:
     """Read a script: what its commands are made of, as far as it says so itself."""
     script = ShellScript(batch=dict(_SBATCH.findall(text)))
+    for option in ("gres", "gpus-per-node"):  # `gpu:a100:8`, `a100:8`
+        if number := re.search(r"(?:^|gpu|:)(\d+)$", script.batch.get(option, "")):
+            script.batch["gpus-per-node"] = number[1]
     for option, names in _BATCH_VARIABLES.items():
         script.variables |= dict.fromkeys(names, script.batch[option]) if option in script.batch else {}
     conditions = _Conditions(script)
