@@ -4,8 +4,6 @@ In every f-string that holds a tag each value must be one of: `safe(…)`, a for
 or markup that is itself made so. Texts are followed through local names, joins and the package's own functions.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Numbers as both languages write them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

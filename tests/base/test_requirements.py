@@ -1,7 +1,5 @@
 """Missing libraries: the extra of pyproject.toml that installs each, and no sentence beside the one function."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from importlib.metadata import PackageNotFoundError

@@ -4,8 +4,6 @@ Processes of their own are the commands of which more is judged than the text: w
 machine, what is interrupted. The others are called here, and their two streams taken at the level of the descriptors.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

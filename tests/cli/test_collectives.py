@@ -1,7 +1,5 @@
 """`dlojz collectives`: lists, shows, times on real processes, and refuses in one sentence."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

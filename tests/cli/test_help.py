@@ -1,7 +1,5 @@
 """What each `--help` teaches, and that it comes at once."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

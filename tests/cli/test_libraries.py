@@ -1,7 +1,5 @@
 """`dlojz libraries`: the catalogue, a program, runs side by side; and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`dlojz pipeline`: draws, compares, exports, reads back, and refuses in one sentence."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the command refuses: one sentence on stderr, exit code 2, no traceback, nothing on stdout."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

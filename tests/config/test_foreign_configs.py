@@ -1,7 +1,5 @@
 """Configurations of other programs: their keys, the runs that they mean, and what makes the programs stop."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bytes of a rank: the vectorised forms against the exact ones, the heaviest stage, offload, out of memory."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import numpy as np

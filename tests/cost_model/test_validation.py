@@ -1,7 +1,5 @@
 """The goals of the cost model, each a test: an error that grows by half a point fails, and one that misses its goal."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Lengths are DeepSpeed's own, rise to the whole, and what cannot be is refused in one sentence."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The figures: what is drawn has the lengths of the figures it stands for, nothing overlaps, texts stay texts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The figure of the libraries side by side: what it draws, and what it says in words, in both languages."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

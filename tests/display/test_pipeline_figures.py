@@ -1,7 +1,5 @@
 """The drawings of schedules: what is drawn is the timeline, one collection holds all bars, all is legible."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise

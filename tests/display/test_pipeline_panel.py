@@ -1,7 +1,5 @@
 """The panel answers whatever is chosen or typed, as its still twin does, and escapes what is typed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

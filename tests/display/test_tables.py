@@ -1,7 +1,5 @@
 """The table in a terminal: complete, aligned, and readable at 100 columns as well as at fewer or more."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 

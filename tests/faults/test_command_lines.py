@@ -1,7 +1,5 @@
 """Whatever is typed after `dlojz run` is understood or refused in one sentence."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Answers of lab 11 as students write them, from its text alone: right ones, and wrong ones with their words."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

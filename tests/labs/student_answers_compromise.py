@@ -1,7 +1,5 @@
 """Answers of lab 08 as students write them, from its text alone: right ones, and wrong ones with their words."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

@@ -1,7 +1,5 @@
 """Answers of lab 07 as students write them, from its text alone: right ones, and wrong ones with their words."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

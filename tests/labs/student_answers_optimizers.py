@@ -1,7 +1,5 @@
 """Answers of lab 09 as students write them, from its text alone: right ones, and wrong ones with their words."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

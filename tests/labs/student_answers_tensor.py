@@ -1,7 +1,5 @@
 """Answers of lab 06 as students write them, from its text alone: right ones, and wrong ones with their words."""
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Answers of lab 11 on loops, the cache and LoRA, as students write them: right ones, wrong ones with their words."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

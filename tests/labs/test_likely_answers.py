@@ -3,8 +3,6 @@
 Each wrong one is refused for what it does; each right one is accepted.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 import pkgutil

@@ -1,7 +1,5 @@
 """The figures and questions of lab 02: of the student's own functions, drawn or still to do."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """A damaged notebook is put right: locked cells restored, answers and the student's own cells kept, nothing lost."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The judge of the growing script, on real processes: each lab's solution is right, and mistakes are named."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace

@@ -3,8 +3,6 @@
 They are kept as they were written, from the statements alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

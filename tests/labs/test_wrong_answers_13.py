@@ -1,7 +1,5 @@
 """The bank of wrong answers of lab 13: states, a save in the background, its interval, sealed folders."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

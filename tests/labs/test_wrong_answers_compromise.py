@@ -3,8 +3,6 @@
 The answers are written the way a student would write them, not with the variants that the judges compare with.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

@@ -4,8 +4,6 @@ The answers are written the way a student would write them, not with the variant
 """
 # ruff: noqa: PLC3002 - an answer that takes one more name fits on its line
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from collections.abc import Callable

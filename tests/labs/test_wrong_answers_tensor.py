@@ -3,8 +3,6 @@
 The answers are written the way a student would write them, not as the faults that the judges compare with.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any

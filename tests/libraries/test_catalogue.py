@@ -1,7 +1,5 @@
 """The catalogue: what is installed, what is not, the lines that change, the command line of a program."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """The programs started alone, by torchrun, as the course prints it: no lab around them."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Plans of tensor parallelism for models from elsewhere: what is found, what is refused, and what a rank computes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

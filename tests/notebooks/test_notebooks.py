@@ -4,8 +4,6 @@ Solutions are executed again and their outputs compared by nbval; student notebo
 notebooks of a lab share a folder of runs: what one has trained, the next one finds.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

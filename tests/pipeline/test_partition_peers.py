@@ -1,7 +1,5 @@
 """The cuts of DeepSpeed and torchgpipe: theirs, ties included."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

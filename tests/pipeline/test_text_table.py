@@ -1,7 +1,5 @@
 """The drawing in text: exactly what the timeline says, whatever the width."""
 
-from __future__ import annotations
-
 import pytest
 
 from dlojz.base.errors import LabError

@@ -1,7 +1,5 @@
 """Schedules as CSV: torch reads the same actions, what is read back is what was written, and a bad file is refused."""
 
-from __future__ import annotations
-
 import csv
 import io
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Configurations of other programs, weighed and timed: beside published runs, and changed in their own syntax."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

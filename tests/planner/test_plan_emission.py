@@ -1,7 +1,5 @@
 """A chosen layout as files: each is read back by the parser of the program that takes it, to the same layout."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from typing import Any

@@ -1,7 +1,5 @@
 """Activation forms against each other and against schedules; published figures: test_published_memory."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -1,7 +1,5 @@
 """The allocator's rules on cases worked out by hand, and what must hold for any sequence of events."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

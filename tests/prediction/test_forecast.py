@@ -1,7 +1,5 @@
 """What forecasts must hold whatever the run; against measured peaks they are tested in tests/train/test_truth.py."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -309,7 +307,7 @@ def test_compiled_range_begins_with_the_products_that_backward_reads() -> None:
 
 
 def test_compiled_range_fits_only_where_both_ends_do() -> None:
-    low, high = (forecast(RunConfig.of(model="gpt_tiny")).compiled._replace(limit_bytes=1, beside_bytes=10**9)[:2])
+    low, high = forecast(RunConfig.of(model="gpt_tiny")).compiled._replace(limit_bytes=1, beside_bytes=10**9)[:2]
     for limit, fits in ((low - 1, False), (low, None), (high - 1, None), (high, True)):
         assert CompiledRange(low, high, 7, limit + 7).fits is fits
 

@@ -1,7 +1,5 @@
 """Memory that others have published: the page has today's forecasts, each within the bound, or says why not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

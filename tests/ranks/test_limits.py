@@ -1,7 +1,5 @@
 """Numbers of ranks that are refused, and the words."""
 
-from __future__ import annotations
-
 import pytest
 
 from dlojz.base.language import use_language

@@ -1,7 +1,5 @@
 """How a cell ended, in one text: each cause once, with the ranks it concerns."""
 
-from __future__ import annotations
-
 import pytest
 
 from dlojz.base.language import use_language

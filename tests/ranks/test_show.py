@@ -1,7 +1,5 @@
 """CellOutput and table: the same as box and as text, every sign escaped, equal columns once."""
 
-from __future__ import annotations
-
 import pytest
 
 from dlojz.base.language import use_language

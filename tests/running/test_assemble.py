@@ -1,7 +1,5 @@
 """A record holds what the ranks told, and nothing else."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Logs are safe to show."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

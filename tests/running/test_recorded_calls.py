@@ -1,7 +1,5 @@
 """Who did not come, by what the ranks' flight recorders told; and nothing where they do not show it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

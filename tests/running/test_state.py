@@ -1,7 +1,5 @@
 """The state of a run is told from its folder alone, and damage loses nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """Adapters beside the frozen layers of a model of transformers, quantized or not: predicted as a run counts them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

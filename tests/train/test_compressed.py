@@ -1,7 +1,5 @@
 """Optimizers that send one bit per number, under the lab's engine: as predicted, as the plain ones, and resumed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

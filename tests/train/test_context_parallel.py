@@ -1,7 +1,5 @@
 """Context parallelism under the engines: the losses of one process, bytes counted as predicted, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

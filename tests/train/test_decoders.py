@@ -1,7 +1,5 @@
 """Qwen-3 and DeepSeek, small, under the engines: the losses of one process, and what is predicted is counted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

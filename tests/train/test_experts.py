@@ -1,7 +1,5 @@
 """Mixtures of experts under the engines: the losses of one process, what is predicted is counted, and resumed."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Models from elsewhere with replicas, whole or sharded: the losses of one process, and what is predicted."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models from elsewhere with tensor parallelism on two ranks: the losses of one process, and what is predicted."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

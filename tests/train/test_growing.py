@@ -1,7 +1,5 @@
 """Sequences that grow: every engine cuts alike, counts what was predicted, and goes on as if it had not stopped."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """torch's hooks on DDP's buckets: as predicted, near plain DDP, and gone on with."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

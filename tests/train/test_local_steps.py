@@ -1,7 +1,5 @@
 """Local SGD and DiLoCo under the lab's engine: as predicted, when they send, and gone on with between two meetings."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Muon and Adafactor, whose states depend on a matrix's form: predicted as counted, and a cut leaves no trace."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

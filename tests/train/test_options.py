@@ -1,7 +1,5 @@
 """Checkpointing and offloading under every engine: another place or another time, the same training."""
 
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pipelines on real processes: parallel = serial, predicted = counted, and every action timed on one clock."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

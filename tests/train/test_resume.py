@@ -1,7 +1,5 @@
 """A training that was cut off goes on as if it had not been: the same bits, and in another layout the same numbers."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Tensor, hybrid and 3D parallelism on real processes: parallel = serial, predicted = counted."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

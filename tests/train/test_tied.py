@@ -1,7 +1,5 @@
 """Models whose head is the token embedding, under the engines: the losses of one process, and what is predicted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The two truths the lab stands on, on real processes: parallel = serial, and predicted = counted."""
 
-from __future__ import annotations
-
 import math
 import os
 import statistics

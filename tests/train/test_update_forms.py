@@ -1,7 +1,5 @@
 """One update in six forms: the same training, as much memory as predicted, and a cut that leaves no trace."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

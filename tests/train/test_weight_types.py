@@ -1,7 +1,5 @@
 """Weights in other types than fp32, and frozen ones: states, messages and peak are predicted as a run counts them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The real worker through the front door: how runs end."""
 
-from __future__ import annotations
-
 import resource
 import subprocess
 import sys

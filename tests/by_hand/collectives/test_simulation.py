@@ -1,7 +1,5 @@
 """Every algorithm computes what its collective is defined to be, for any number of ranks; the rest is refused."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The sentences, in both languages, and short durations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

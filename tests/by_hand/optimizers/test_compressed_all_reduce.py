@@ -1,7 +1,5 @@
 """The mean over forked ranks by one bit per number: the same on all, nothing lost, and as many bytes as predicted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

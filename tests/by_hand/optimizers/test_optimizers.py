@@ -1,7 +1,5 @@
 """Optimizers that send one bit per number, on forked ranks: the first stage to the bit, the second as its lines say."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The outer level: known answers, every pipeline tried on small spaces, 1F1B memory, submeshes that tile, refusals."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """The ILP: Alpa's known answers to the digit, every choice tried on small graphs, Viterbi on chains."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What is read is what was written, or it is not read at all."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
