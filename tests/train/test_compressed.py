@@ -61,11 +61,6 @@ def prepare(folder: Path) -> None:
         made.do(listed, processes)
 
 
-@pytest.fixture(scope="module")
-def runs(prepared: Path) -> Any:
-    return Runs(prepared)
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", PREDICTED)
 def test_predict_of_every_compressed_config_equals_what_is_counted(runs: Any, name: str) -> None:

@@ -8,7 +8,6 @@ import pytest
 from dlojz import predict
 from dlojz.config.run_config import RunConfig
 from tests.train.counted import (
-    Runs,
     check_as_predicted,
     check_checkpoint_bytes,
     check_goes_on,
@@ -47,11 +46,6 @@ TRAINED_AT_NIGHT = True  # see tests/conftest.py
 
 def prepare(folder: Path) -> None:
     prepare_runs(folder, RUNS, cut={"gpt-cp": 3})
-
-
-@pytest.fixture(scope="module")
-def runs(prepared: Path) -> Any:
-    return Runs(prepared)
 
 
 @pytest.mark.timeout(600)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dlojz.config.run_config import RunConfig
-from tests.train.counted import Runs, check_as_predicted, prepare_runs
+from tests.train.counted import check_as_predicted, prepare_runs
 
 SGD: dict[str, Any] = {
     "sequence_length": 16, "micro_batch": 2, "device": "cpu", "steps": 3, "optimizer": "sgd", "learning_rate": 0.01,
@@ -27,11 +27,6 @@ RUNS: dict[str, dict[str, Any]] = {
 
 def prepare(folder: Path) -> None:
     prepare_runs(folder, RUNS, {})
-
-
-@pytest.fixture(scope="module")
-def runs(prepared: Path) -> Any:
-    return Runs(prepared)
 
 
 @pytest.mark.timeout(600)

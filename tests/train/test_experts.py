@@ -15,7 +15,6 @@ from dlojz.prediction.states import predict_states
 from dlojz.results.record import read_events
 from dlojz.running.state import loads_of
 from tests.train.counted import (
-    Runs,
     check_as_predicted,
     check_checkpoint_bytes,
     check_goes_on,
@@ -72,11 +71,6 @@ def prepare(folder: Path) -> None:
         again.setdefault(config.layout.world_size, []).append(job)
     for processes, listed in again.items():
         made.do(listed, processes)
-
-
-@pytest.fixture(scope="module")
-def runs(prepared: Path) -> Any:
-    return Runs(prepared)
 
 
 def weights_of(runs: Any, name: str) -> dict[str, torch.Tensor]:

@@ -51,11 +51,6 @@ def prepare(folder: Path) -> None:
         made.do(listed, processes)
 
 
-@pytest.fixture(scope="module")
-def runs(prepared: Path) -> Any:
-    return Runs(prepared)
-
-
 def record_of(runs: Any, name: str, config: RunConfig) -> RunRecord:
     ranks = range(config.layout.world_size)
     events = {rank: read_events(runs.root / name / "events" / f"rank-{rank}.jsonl") for rank in ranks}

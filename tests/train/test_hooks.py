@@ -10,7 +10,7 @@ from dlojz.config.schedules import powersgd_start, settled_step
 from dlojz.prediction.shapes import ParameterShape, model_shapes
 from dlojz.prediction.states import compressed
 from dlojz.runnable import check_runnable
-from tests.train.counted import Runs, check_as_predicted, check_refused, footprint, prepare_runs
+from tests.train.counted import check_as_predicted, check_refused, footprint, prepare_runs
 
 LLAMA: dict[str, Any] = {
     **{"model": "llama_tiny", "sequence_length": 16, "learning_rate": 1e-3, "steps": 6},
@@ -36,11 +36,6 @@ TRAINED_AT_NIGHT = True  # see tests/conftest.py
 
 def prepare(folder: Path) -> None:
     prepare_runs(folder, RUNS, CUT)
-
-
-@pytest.fixture(scope="module")
-def runs(prepared: Path) -> Any:
-    return Runs(prepared)
 
 
 @pytest.mark.timeout(600)

@@ -15,7 +15,6 @@ from dlojz.prediction.compute import checkpoint_bytes
 from dlojz.prediction.shapes import model_shapes
 from dlojz.runnable import check_runnable
 from tests.train.counted import (
-    Runs,
     check_as_predicted,
     check_goes_on,
     check_refused,
@@ -41,11 +40,6 @@ AGAIN = {**RUNS["diloco"], "dp": 3, "micro_batch": 2}
 def prepare(folder: Path) -> None:
     made = prepare_runs(folder, RUNS, CUT)
     made.do([going_on_from(made, "cut/diloco", "again/diloco", RunConfig.of(**AGAIN))], 3)
-
-
-@pytest.fixture(scope="module")
-def runs(prepared: Path) -> Any:
-    return Runs(prepared)
 
 
 @pytest.mark.timeout(600)

@@ -11,7 +11,7 @@ from dlojz.prediction.engine_memory import EngineMemory
 from dlojz.prediction.forecast import forecast
 from dlojz.prediction.shapes import ModelShapes, ParameterShape, model_shapes
 from dlojz.prediction.states import offload_states, optimizer_bytes_of, predict_states
-from tests.train.counted import Runs, check_as_predicted, check_goes_on, check_refused, prepare_runs
+from tests.train.counted import check_as_predicted, check_goes_on, check_refused, prepare_runs
 
 SHORT: dict[str, Any] = {"weight_decay": 0.1, "device": "cpu", "micro_batch": 2, "steps": 4}
 LLAMA = {**SHORT, "model": "llama_tiny", "sequence_length": 16}
@@ -32,11 +32,6 @@ SHAPES = ModelShapes((EMBEDDING, MATRIX, BIAS), 0, 0)
 
 def prepare(folder: Path) -> None:
     prepare_runs(folder, RUNS, dict.fromkeys(RUNS, STOP_AFTER))
-
-
-@pytest.fixture(scope="module")
-def runs(prepared: Path) -> Any:
-    return Runs(prepared)
 
 
 @pytest.mark.timeout(600)

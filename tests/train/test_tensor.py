@@ -68,20 +68,15 @@ def prepare(folder: Path) -> None:
         train(folder / str(processes), {name: config_for(fields) for name, fields in cases.items()}, processes)
 
 
-@pytest.fixture(scope="module")
-def runs(prepared: Path) -> Path:
-    return prepared
-
-
 def events(run: Path, rank: int, event: str) -> list[dict[str, Any]]:
     return [one for one in read_events(run / "events" / f"rank-{rank}.jsonl") if one["event"] == event]
 
 
 @pytest.mark.timeout(900)
 @named
-def test_tensor_engines_train_a_split_model_as_one_process_does(runs: Path, processes: int, name: str) -> None:
-    run = runs / str(processes) / name
-    serial = runs / "1" / RunConfig.from_json((run / "config.json").read_text()).model
+def test_tensor_engines_train_a_split_model_as_one_process_does(prepared: Path, processes: int, name: str) -> None:
+    run = prepared / str(processes) / name
+    serial = prepared / "1" / RunConfig.from_json((run / "config.json").read_text()).model
     own, alone = ([one["loss"] for one in events(folder, 0, "step")] for folder in (run, serial))
     assert len(own) == SMALL["steps"]
     assert own == pytest.approx(alone, rel=1e-5)
@@ -107,9 +102,9 @@ def footprint(run: Path, rank: int) -> Footprint:
 
 @pytest.mark.timeout(900)
 @HAND_MADE
-def test_footprint_of_a_split_run_holds_and_sends_what_was_predicted(runs: Path, processes: int, name: str) -> None:
+def test_footprint_of_a_split_run_holds_and_sends_what_was_predicted(prepared: Path, processes: int, name: str) -> None:
     """States by category, bytes and calls of every collective in every group, on every rank: exact."""
-    run = runs / str(processes) / name
+    run = prepared / str(processes) / name
     config = RunConfig.from_json((run / "config.json").read_text())
     for rank in range(processes):
         counted, predicted = footprint(run, rank), predicted_of(config, rank)
@@ -125,9 +120,9 @@ def test_footprint_of_a_split_run_holds_and_sends_what_was_predicted(runs: Path,
     [case for case in CASES if case[1].startswith("torch")],
     ids=[f"{name}-on-{count}" for count, name in CASES if name.startswith("torch")],
 )
-def test_footprint_of_a_run_split_by_torch_is_what_was_predicted(runs: Path, processes: int, name: str) -> None:
+def test_footprint_of_a_run_split_by_torch_is_what_was_predicted(prepared: Path, processes: int, name: str) -> None:
     """Bytes and calls exactly. Gradients are left out: of a split embedding torch's is a view of the whole table's."""
-    run = runs / str(processes) / name
+    run = prepared / str(processes) / name
     config = RunConfig.from_json((run / "config.json").read_text())
     for rank in range(processes):
         counted, predicted = footprint(run, rank), predicted_of(config, rank)
@@ -138,7 +133,7 @@ def test_footprint_of_a_run_split_by_torch_is_what_was_predicted(runs: Path, pro
 
 @pytest.mark.timeout(900)
 @HAND_MADE
-def test_activations_peak_and_flops_are_predicted(runs: Path, processes: int, name: str) -> None:
+def test_activations_peak_and_flops_are_predicted(prepared: Path, processes: int, name: str) -> None:
     """Activations to 1 %, the peak to 2 %: both are off by some bytes of BatchNorm's and the loss's scalars.
 
     In a pipeline 5 %, as in test_pipelines.py: messages under way are not foreseen. Each of gloo's threads may hold a
@@ -147,7 +142,7 @@ def test_activations_peak_and_flops_are_predicted(runs: Path, processes: int, na
     test_truth.py: images but for their own gradient (a stage of CoAtNet: 2 %), text and what fused attention computes
     again (under 3 %).
     """
-    run = runs / str(processes) / name
+    run = prepared / str(processes) / name
     config = RunConfig.from_json((run / "config.json").read_text())
     piped = config.layout.pp > 1
     for rank in range(processes):

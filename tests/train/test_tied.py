@@ -9,7 +9,7 @@ from dlojz.base.errors import LabError
 from dlojz.config.run_config import RunConfig
 from dlojz.runnable import check_runnable
 from dlojz.train.checkpoint_files import listing, verify
-from tests.train.counted import Job, Runs, check_as_predicted, check_goes_on, going_on_from, prepare_runs
+from tests.train.counted import Job, check_as_predicted, check_goes_on, going_on_from, prepare_runs
 
 TRAINED_AT_NIGHT = True  # see tests/conftest.py
 SMALL: dict[str, Any] = {
@@ -80,11 +80,6 @@ def prepare(folder: Path) -> None:
         again.setdefault(config.layout.world_size, []).append(job)
     for processes, jobs in again.items():
         made.do(jobs, processes)
-
-
-@pytest.fixture(scope="module")
-def runs(prepared: Path) -> Any:
-    return Runs(prepared)
 
 
 @pytest.mark.timeout(600)

@@ -12,7 +12,7 @@ from benchmarks.update_forms import measure_forms, write_measures
 from dlojz.base.errors import LabError
 from dlojz.config.run_config import RunConfig
 from dlojz.runnable import check_runnable
-from tests.train.counted import Runs, check_as_predicted, check_goes_on, check_refused, footprint, prepare_runs
+from tests.train.counted import check_as_predicted, check_goes_on, check_refused, footprint, prepare_runs
 
 TRAINED_AT_NIGHT = True  # see tests/conftest.py
 SHORT: dict[str, Any] = {"learning_rate": 1e-3, "weight_decay": 0.1, "device": "cpu", "micro_batch": 2, "steps": 5}
@@ -61,11 +61,6 @@ def config_of(name: str) -> RunConfig:
 def prepare(folder: Path) -> None:
     names = [*(f"{base}-auto" for base in BASES), *NAMES]
     prepare_runs(folder, {name: fields_of(name) for name in names}, dict.fromkeys(CUT, STOP_AFTER))
-
-
-@pytest.fixture(scope="module")
-def runs(prepared: Path) -> Any:
-    return Runs(prepared)
 
 
 @pytest.mark.timeout(600)
