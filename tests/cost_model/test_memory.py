@@ -20,13 +20,7 @@ from dlojz.cost_model.step import weights_of
 from dlojz.hardware import cluster
 from dlojz.hardware.decoder_size import DecoderSize, flops_per_sequence
 from dlojz.prediction import predict
-from dlojz.prediction.rules_of_thumb import (
-    Checkpointing,
-    Offload,
-    Shape,
-    bytes_per_parameter,
-    layer_bytes,
-)
+from dlojz.prediction.rules_of_thumb import Checkpointing, Offload, Shape, bytes_per_parameter, layer_bytes
 
 SIZE = DecoderSize(48, 6144, 64, 51200, 2048)
 

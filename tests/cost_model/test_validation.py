@@ -9,16 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.validation_page import (
-    GOALS,
-    blocks,
-    filled,
-    goals,
-    goals_table,
-    present_page,
-    rows_page,
-    write_page,
-)
+from benchmarks.validation_page import GOALS, blocks, filled, goals, goals_table, present_page, rows_page, write_page
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.cli.plan import validate_command

@@ -19,14 +19,7 @@ from dlojz.hardware import cluster
 from dlojz.labs import lab08_compromise as lab
 from dlojz.labs.kit.exercise import Challenge, judge
 from dlojz.labs.lab08_compromise.compromise_tables import bloom_layouts
-from dlojz.labs.lab08_compromise.exercises_alpa import (
-    KNOWN,
-    chain_cost,
-    perceptron,
-    plan_of,
-    shortest_step,
-    solve,
-)
+from dlojz.labs.lab08_compromise.exercises_alpa import KNOWN, chain_cost, perceptron, plan_of, shortest_step, solve
 from dlojz.labs.lab08_compromise.exercises_evidence import FEWEST_GPUS, compare_rounds, shares_of_peak
 from dlojz.labs.lab08_compromise.exercises_layouts import best_split, choose, rank_bytes
 from dlojz.planner.alpa.graph import mlp

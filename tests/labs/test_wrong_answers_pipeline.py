@@ -17,22 +17,8 @@ import torch.distributed as dist
 
 from dlojz.labs import lab05_pipeline as lab
 from dlojz.labs.kit.exercise import Challenge, judge
-from dlojz.labs.lab05_pipeline.exercises_orders import (
-    BEST,
-    CASES,
-    DEADLOCK_KEPT,
-    FRUGAL,
-    LIMIT,
-    kept,
-    pipeline_step,
-)
-from dlojz.labs.lab05_pipeline.exercises_runs import (
-    first_fit,
-    largest_step,
-    run_stage,
-    smallest_bottleneck,
-    stale_sgd,
-)
+from dlojz.labs.lab05_pipeline.exercises_orders import BEST, CASES, DEADLOCK_KEPT, FRUGAL, LIMIT, kept, pipeline_step
+from dlojz.labs.lab05_pipeline.exercises_runs import first_fit, largest_step, run_stage, smallest_bottleneck, stale_sgd
 from dlojz.pipeline.optimum.shortest_schedule import optimum
 from dlojz.pipeline.orders.zero_bubble import list_schedule
 from dlojz.pipeline.partition import exact

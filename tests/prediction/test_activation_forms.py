@@ -12,12 +12,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.pipeline.schedule_catalogue import build
 from dlojz.pipeline.simulator import peak_activations
 from dlojz.prediction.forecast import forecast, forms_beside
-from dlojz.prediction.rules_of_thumb import (
-    Shape,
-    infinity_checkpoint_bytes,
-    layer_bytes,
-    layer_parts,
-)
+from dlojz.prediction.rules_of_thumb import Shape, infinity_checkpoint_bytes, layer_bytes, layer_parts
 
 GPT_3 = Shape(2048, 1, 12288, 96)
 SHAPES = st.builds(Shape, st.integers(1, 8192), st.integers(1, 64), st.integers(1, 16384), st.integers(1, 128))

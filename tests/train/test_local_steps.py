@@ -14,14 +14,7 @@ from dlojz.display.tables import footprint_table
 from dlojz.prediction.compute import checkpoint_bytes
 from dlojz.prediction.shapes import model_shapes
 from dlojz.runnable import check_runnable
-from tests.train.counted import (
-    check_as_predicted,
-    check_goes_on,
-    check_refused,
-    going_on_from,
-    kept,
-    prepare_runs,
-)
+from tests.train.counted import check_as_predicted, check_goes_on, check_refused, going_on_from, kept, prepare_runs
 
 SHORT: dict[str, Any] = {"learning_rate": 1e-3, "device": "cpu", "micro_batch": 2, "engine": "by_hand", "steps": 8}
 LLAMA = {**SHORT, "model": "llama_tiny", "sequence_length": 16, "dp": 2}

@@ -118,11 +118,6 @@ def prepare(folder: Path) -> None:
         made.do(listed, processes)
 
 
-@pytest.fixture(scope="module")
-def runs(prepared: Path) -> Runs:
-    return Runs(prepared)
-
-
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", RUNS)
 def test_checkpoints_let_a_cut_run_end_as_what_was_not_cut_off(runs: Runs, name: str) -> None:
