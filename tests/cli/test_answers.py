@@ -159,7 +159,6 @@ runpy.run_module("dlojz", run_name="__main__")
 """
 
 
-@pytest.mark.timeout(600)
 def test_main_run_at_ctrl_c_cancels_keeps_and_says_so(dlojz: Dlojz, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", LISTENING, "run", "--engine", "single", "--steps", "100000"],

@@ -48,7 +48,6 @@ def prepare(folder: Path) -> None:
     prepare_runs(folder, RUNS, cut={"gpt-cp": 3})
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", PARALLEL)
 def test_every_context_parallel_layout_has_the_losses_of_one_process(runs: Any, name: str) -> None:
     expected = runs.told(f"whole/{name.partition('-')[0]}", "step", "loss")
@@ -57,7 +56,6 @@ def test_every_context_parallel_layout_has_the_losses_of_one_process(runs: Any, 
     assert found == pytest.approx(expected, rel=2e-3 if "bf16" in name else 1e-5)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", PARALLEL)
 def test_predict_of_every_context_parallel_config_equals_what_is_counted(runs: Any, name: str) -> None:
     """States, messages of the ring and of the gradients exactly, on every rank; FLOPs exactly, and the peak nearly."""

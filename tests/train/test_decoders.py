@@ -29,7 +29,6 @@ def prepare(folder: Path) -> None:
     prepare_runs(folder, RUNS, {})
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [name for name in RUNS if "-" in name])
 def test_every_layout_gives_the_losses_of_one_process(runs: Any, name: str) -> None:
     last = RunConfig.of(**RUNS[name]).layout.world_size - 1 if "pipeline" in name else 0
@@ -37,7 +36,6 @@ def test_every_layout_gives_the_losses_of_one_process(runs: Any, name: str) -> N
     assert len(expected) == 3 and runs.told(f"whole/{name}", "step", "loss", last) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", RUNS)
 def test_predict_of_every_decoder_config_equals_what_is_counted(runs: Any, name: str) -> None:
     """States and collectives exactly, FLOPs but for the scores of a few tokens; FSDP2's units come and go: 6 %."""

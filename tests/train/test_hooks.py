@@ -38,7 +38,6 @@ def prepare(folder: Path) -> None:
     prepare_runs(folder, RUNS, CUT)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", RUNS)
 def test_predict_of_every_gradient_compression_equals_what_is_counted(runs: Any, name: str) -> None:
     """States by category, bytes and calls of every collective, on every rank: exact; the peak to 3 %.
@@ -55,7 +54,6 @@ def sent(runs: Any, name: str) -> int:
     return sum(one.message_bytes for one in footprint(runs, name, 0).communication if one.group == "dp")
 
 
-@pytest.mark.timeout(600)
 def test_half_precision_halves_the_bytes_and_two_thin_matrices_send_a_few_percent(runs: Any) -> None:
     whole = sent(runs, "plain")
     assert whole == 4 * model_shapes(RunConfig.of(**LLAMA)).num_parameters
@@ -63,7 +61,6 @@ def test_half_precision_halves_the_bytes_and_two_thin_matrices_send_a_few_percen
     assert sent(runs, "powersgd-1") < 0.03 * whole < sent(runs, "powersgd-4") < 0.1 * whole
 
 
-@pytest.mark.timeout(600)
 def test_the_first_steps_of_powersgd_are_in_full(runs: Any) -> None:
     """Loss for loss, up to the first update with what was compressed; with 40 steps they are four."""
     plain, early, late = (runs.told(f"whole/{name}", "step", "loss") for name in ("plain", "powersgd-1", "late"))
@@ -75,7 +72,6 @@ def test_the_first_steps_of_powersgd_are_in_full(runs: Any) -> None:
     assert settled_step(RunConfig.of(**RUNS["late"])) == 5
 
 
-@pytest.mark.timeout(600)
 def test_gradient_compression_to_fp16_has_losses_of_plain_ddp_to_what_is_rounded(runs: Any) -> None:
     """fp16 keeps 11 bits of each gradient: 2**-11 of it, an order of magnitude less of a loss after five steps."""
     plain, half = (runs.told(f"whole/{name}", "step", "loss") for name in ("plain", "fp16"))
@@ -84,7 +80,6 @@ def test_gradient_compression_to_fp16_has_losses_of_plain_ddp_to_what_is_rounded
     assert half != plain
 
 
-@pytest.mark.timeout(600)
 def test_gradient_compression_goes_on_with_powersgd_anew_and_fp16_to_the_same_end(runs: Any) -> None:
     assert runs.told("cut/powersgd-1", "resumed", "step") == [4]
     [left_out] = runs.told("cut/powersgd-1", "resumed", "left_out")

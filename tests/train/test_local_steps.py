@@ -35,7 +35,6 @@ def prepare(folder: Path) -> None:
     made.do([going_on_from(made, "cut/diloco", "again/diloco", RunConfig.of(**AGAIN))], 3)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", RUNS)
 def test_predicted_equals_counted_in_a_step_after_which_they_meet(runs: Any, name: str) -> None:
     """States by category, bytes and calls of every collective, on every rank: exact; the peak to 2 %."""
@@ -44,14 +43,12 @@ def test_predicted_equals_counted_in_a_step_after_which_they_meet(runs: Any, nam
     check_as_predicted(runs, name, config)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CUT)
 def test_local_steps_go_on_from_a_checkpoint_as_if_not_cut_off(runs: Any, name: str) -> None:
     """Bit for bit, each replica with its own weights and moments: losses, and the checksum of the final weights."""
     check_goes_on(runs, name, CUT[name] + 1)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CUT)
 def test_the_bytes_of_a_checkpoint_are_predicted(runs: Any, name: str) -> None:
     """Between two meetings; just after one the weights of all but the first replica are not there twice."""
@@ -62,7 +59,6 @@ def test_the_bytes_of_a_checkpoint_are_predicted(runs: Any, name: str) -> None:
     assert found == checkpoint_bytes(config) - same
 
 
-@pytest.mark.timeout(600)
 def test_diloco_goes_on_with_another_number_of_replicas_from_the_first_and_says_so(runs: Any) -> None:
     [said] = runs.told("again/diloco", "resumed", "left_out")
     assert said == "diloco: with dp=3 every replica goes on from what the first of 2 had, as if they had just met."

@@ -34,7 +34,6 @@ def prepare(folder: Path) -> None:
     prepare_runs(folder, RUNS, dict.fromkeys(RUNS, STOP_AFTER))
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", RUNS)
 def test_predict_of_matrix_optimizers_is_what_is_counted_and_resume_goes_on(runs: Any, name: str) -> None:
     """States, messages (what Muon gathers under FSDP2 among them) exactly; the peak to 0.1 %, FLOPs to 1 %.

@@ -123,7 +123,6 @@ def spans_of(run: Path, processes: int) -> list[Span]:
     return [Span.from_dict(span) for rank in range(processes) for span in events(run, rank, "spans")[-1]["spans"]]
 
 
-@pytest.mark.timeout(900)
 @named
 def test_pipeline_engines_train_a_model_as_one_process_does(prepared: Path, processes: int, name: str) -> None:
     run = prepared / str(processes) / name

@@ -118,7 +118,6 @@ def prepare(folder: Path) -> None:
         made.do(listed, processes)
 
 
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", RUNS)
 def test_checkpoints_let_a_cut_run_end_as_what_was_not_cut_off(runs: Runs, name: str) -> None:
     """Bit for bit: losses of the steps after the cut, and the checksum of the final weights."""
@@ -132,7 +131,6 @@ def test_checkpoints_let_a_cut_run_end_as_what_was_not_cut_off(runs: Runs, name:
     assert len(weights) == 1
 
 
-@pytest.mark.timeout(1200)
 def test_checkpoints_of_three_ddp_replicas_go_on_but_for_the_last_bits(runs: Runs) -> None:
     """Relative 1e-6: the first step after the cut adds three gradients up in another order, and fp32 has 24 bits."""
     whole, cut = (runs.told(f"{kind}/ddp-3", "step", "loss") for kind in ("whole", "cut"))
@@ -141,7 +139,6 @@ def test_checkpoints_of_three_ddp_replicas_go_on_but_for_the_last_bits(runs: Run
     assert cut[:3] == whole[:3]  # the loss after the cut is found before any gradient is added up
 
 
-@pytest.mark.timeout(1200)
 def test_checkpoints_stop_all_ranks_at_one_step_and_say_how_to_go_on(runs: Runs) -> None:
     """Only the last rank was told to."""
     for rank in (0, 1):
@@ -150,7 +147,6 @@ def test_checkpoints_stop_all_ranks_at_one_step_and_say_how_to_go_on(runs: Runs)
         assert runs.told("cut/zero2", "checkpoint", "step", rank) == [2]
 
 
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("origin", OTHERWISE)
 def test_checkpoints_go_on_in_another_layout_to_the_same_losses(runs: Runs, origin: str) -> None:
     """Relative 1e-5: the order of summation is all that differs."""
@@ -159,7 +155,6 @@ def test_checkpoints_go_on_in_another_layout_to_the_same_losses(runs: Runs, orig
     assert runs.told(f"otherwise/{origin}", "step", "loss") == pytest.approx(expected[2:], rel=1e-5)
 
 
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("origin", "layout"), [(origin, layout) for layout in LAYOUTS for origin in ORIGINS[layout]])
 def test_checkpoint_tensors_of_one_layout_another_gives_back_bit_for_bit(runs: Runs, origin: str, layout: str) -> None:
     number = list(ORIGINS[layout]).index(origin)
@@ -183,7 +178,6 @@ kept_states = cache(states)
 """Read once, compared with what every layout gives back."""
 
 
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", ["one", "ddp-coatnet", "zero3-bf16", "pp-torch-momentum", "deepspeed-zero2-momentum"])
 def test_the_bytes_of_a_checkpoint_are_those_predicted(runs: Runs, name: str) -> None:
     """Exactly those of the tensors; the files have their headers besides, less than 1 KiB per tensor."""
@@ -195,7 +189,6 @@ def test_the_bytes_of_a_checkpoint_are_those_predicted(runs: Runs, name: str) ->
     assert 0 < manifest.bytes - checkpoint_bytes(manifest.config) < 1024 * len(tensors)
 
 
-@pytest.mark.timeout(1200)
 def test_footprint_of_a_step_has_no_part_in_what_a_checkpoint_sends(runs: Runs) -> None:
     """The run that keeps one after each traced step measures the communication that the one without measures."""
     whole, keeping = (runs.told(name, "footprint", "footprint")[-1] for name in ("whole/zero2", "nan"))
@@ -203,7 +196,6 @@ def test_footprint_of_a_step_has_no_part_in_what_a_checkpoint_sends(runs: Runs) 
     assert keeping["memory"]["peak_bytes"] == whole["memory"]["peak_bytes"]
 
 
-@pytest.mark.timeout(1200)
 def test_listing_and_checkpoint_tensors_never_keep_a_loss_that_is_no_number(runs: Runs) -> None:
     assert runs.told("nan", "end", "status") == ["diverged"]
     assert [one.step for one in listing(runs.root / "nan")] == [3, 2, 1]
@@ -216,7 +208,6 @@ def newest_tensors(run: Path) -> list[torch.Tensor]:
         return [source.tensor(name) for name in source.manifest.tensors]
 
 
-@pytest.mark.timeout(1200)
 def test_footprint_of_what_goes_on_is_that_of_what_was_not_cut_off(runs: Runs) -> None:
     """Its first three steps are traced, their memory and communication those of any steady step."""
     whole, cut = (runs.told(f"{kind}/ddp-coatnet", "footprint", "footprint")[-1] for kind in ("whole", "cut"))

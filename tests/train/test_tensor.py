@@ -72,7 +72,6 @@ def events(run: Path, rank: int, event: str) -> list[dict[str, Any]]:
     return [one for one in read_events(run / "events" / f"rank-{rank}.jsonl") if one["event"] == event]
 
 
-@pytest.mark.timeout(900)
 @named
 def test_tensor_engines_train_a_split_model_as_one_process_does(prepared: Path, processes: int, name: str) -> None:
     run = prepared / str(processes) / name
@@ -100,7 +99,6 @@ def footprint(run: Path, rank: int) -> Footprint:
     return Footprint.from_dict(events(run, rank, "footprint")[-1]["footprint"])
 
 
-@pytest.mark.timeout(900)
 @HAND_MADE
 def test_footprint_of_a_split_run_holds_and_sends_what_was_predicted(prepared: Path, processes: int, name: str) -> None:
     """States by category, bytes and calls of every collective in every group, on every rank: exact."""
@@ -114,7 +112,6 @@ def test_footprint_of_a_split_run_holds_and_sends_what_was_predicted(prepared: P
         assert counted.parameters == predicted.parameters
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("processes", "name"),
     [case for case in CASES if case[1].startswith("torch")],
@@ -131,7 +128,6 @@ def test_footprint_of_a_run_split_by_torch_is_what_was_predicted(prepared: Path,
             assert counted.memory.category(category) == predicted.memory.category(category), (rank, category)
 
 
-@pytest.mark.timeout(900)
 @HAND_MADE
 def test_activations_peak_and_flops_are_predicted(prepared: Path, processes: int, name: str) -> None:
     """Activations to 1 %, the peak to 2 %: both are off by some bytes of BatchNorm's and the loss's scalars.

@@ -82,14 +82,12 @@ def prepare(folder: Path) -> None:
         made.do(jobs, processes)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [name for name in RUNS if "-" in name])
 def test_engines_give_tied_models_the_losses_of_one_process_in_every_layout(runs: Any, name: str) -> None:
     expected = runs.told(f"whole/{name.partition('-')[0]}", "step", "loss")
     assert len(expected) == 3 and runs.told(f"whole/{name}", "step", "loss") == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "name",
     [
@@ -105,7 +103,6 @@ def test_predict_of_every_tied_config_equals_what_is_counted(runs: Any, name: st
     check_as_predicted(runs, name, RunConfig.of(**RUNS[name]), peak=peak)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CUT)
 def test_verify_finds_the_tied_matrix_once_in_a_checkpoint(runs: Any, name: str) -> None:
     """A run that was cut off goes on to the bit, in another layout to rounding."""
