@@ -67,10 +67,7 @@ def test_units_and_figures_of_a_line(make_record: MakeRecord) -> None:
 
 def test_comparison_in_french(comparison: Comparison) -> None:
     use_language("fr")
-    try:
-        printed = _printed(comparison, 140)
-    finally:
-        use_language("en")
+    printed = _printed(comparison, 140)
     assert "poids" in printed and "terminé" in printed and "chaque case : prédit | mesuré" in printed
 
 
