@@ -4,7 +4,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,12 @@ OTHERWISE = {
     "dp-pp": "zero2",
 }
 """Cut off in one layout, gone on with in another, of the same model and global batch."""
+NIGHTLY = {"dp-tp", "fsdp2-tp"}
+"""Two axes split at once, on four ranks: by day such checkpoints are carried over bit for bit (`dp2tp2`,
+`zero2tp2`), and runs that split one of the two axes, or two others, are cut off and gone on with."""
+NIGHTLY_ORIGINS = {"one", "fsdp2-tp", "dp-pp"}
+"""Of `OTHERWISE`: by day the other four go on, to each engine and axis."""
+AT_NIGHT = bool(os.environ.get("DLOJZ_NIGHTLY"))
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one": {},
     "tp2": {"tp": 2, **HAND},
@@ -90,6 +96,8 @@ def prepare(folder: Path) -> None:
     made = Runs(folder)
     jobs: dict[int, list[dict[str, Any]]] = {1: [], 2: [], 3: [], 4: []}
     for name, fields in {**RUNS, **ROUNDED}.items():
+        if name in NIGHTLY and not AT_NIGHT:
+            continue
         config = RunConfig.of(**fields)
         whole, cut = (made.prepare(f"{kind}/{name}", config) for kind in ("whole", "cut"))
         jobs[config.layout.world_size] += [{"train": whole}, {"train": cut, "stop_after": 1}, {"train": cut}]
@@ -110,6 +118,8 @@ def prepare(folder: Path) -> None:
         job = {"carry": sources, "to": made.prepare(f"carried/{layout}", config)}
         again[config.layout.world_size].append(job)
     for origin, layout in OTHERWISE.items():
+        if origin in NIGHTLY_ORIGINS and not AT_NIGHT:
+            continue
         config = RunConfig.of(**RUNS[layout])
         folder = made.prepare(f"otherwise/{origin}", config)
         shutil.copytree(made.root / "cut" / origin / "checkpoints", Path(folder) / "checkpoints")
@@ -118,7 +128,11 @@ def prepare(folder: Path) -> None:
         made.do(listed, processes)
 
 
-@pytest.mark.parametrize("name", RUNS)
+def marked(names: Iterable[str], later: set[str]) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.nightly if name in later else []) for name in names]
+
+
+@pytest.mark.parametrize("name", marked(RUNS, NIGHTLY))
 def test_checkpoints_let_a_cut_run_end_as_what_was_not_cut_off(runs: Runs, name: str) -> None:
     """Bit for bit: losses of the steps after the cut, and the checksum of the final weights."""
     assert runs.told(f"cut/{name}", "checkpoint_failed", "reason") == []
@@ -147,7 +161,7 @@ def test_checkpoints_stop_all_ranks_at_one_step_and_say_how_to_go_on(runs: Runs)
         assert runs.told("cut/zero2", "checkpoint", "step", rank) == [2]
 
 
-@pytest.mark.parametrize("origin", OTHERWISE)
+@pytest.mark.parametrize("origin", marked(OTHERWISE, NIGHTLY_ORIGINS))
 def test_checkpoints_go_on_in_another_layout_to_the_same_losses(runs: Runs, origin: str) -> None:
     """Relative 1e-5: the order of summation is all that differs."""
     expected = runs.told(f"whole/{origin}", "step", "loss")
