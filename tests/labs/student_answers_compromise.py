@@ -3,7 +3,6 @@
 import itertools
 import math
 import statistics
-from collections.abc import Callable
 from fractions import Fraction
 from functools import cache
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import binomtest
 
-Answer = Callable[..., Any]
+from tests.labs.bank import Answer
 
 
 def held(

@@ -3,7 +3,6 @@
 import copy
 import math
 import re
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -11,8 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-Answer = Callable[..., Any]
-
+from tests.labs.bank import Answer
 
 # Loops.
 

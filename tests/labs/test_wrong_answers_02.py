@@ -5,7 +5,7 @@ The answers are written the way a student would write them, not with the variant
 # ruff: noqa: PLC3002 - an answer that takes one more name fits on its line
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import partial, reduce
 from itertools import accumulate, product
@@ -40,10 +40,9 @@ from dlojz.labs.lab02_memory.exercises_recompute import (
 )
 from dlojz.planner.activation_budget import block_tables, cheapest
 from tests.labs.answers import checkpointed
-from tests.labs.bank import BankTests
+from tests.labs.bank import Answer, BankTests
 
 EXERCISES = {one.id: one for one in lab02_memory.EXERCISES if not isinstance(one, Challenge)}
-Answer = Callable[..., Any]
 
 
 def forgot_return(*arguments: Any) -> None:

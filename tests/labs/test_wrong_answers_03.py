@@ -20,10 +20,9 @@ from dlojz.labs.kit.exercise import Challenge, judge
 from dlojz.labs.lab03_data_parallel.exercises_ddp import fill_buckets
 from dlojz.labs.lab03_data_parallel.exercises_ring import fit_alpha_beta, ring_seconds
 from dlojz.labs.lab03_data_parallel.exercises_scaling import FEW_MESSAGES
-from tests.labs.bank import BankTests
+from tests.labs.bank import Answer, BankTests
 
 EXERCISES = {one.id: one for one in lab03_data_parallel.EXERCISES if not isinstance(one, Challenge)}
-Answer = Callable[..., Any]
 
 
 def neighbours() -> tuple[int, int, int, int]:

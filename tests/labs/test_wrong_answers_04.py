@@ -7,7 +7,6 @@ The answers are written the way a student would write them, not with the variant
 import json
 import math
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,10 +30,9 @@ from dlojz.labs.lab04_zero.exercises_cost import (
 from dlojz.labs.lab04_zero.exercises_stages import gather, state_bytes
 from tests.display.legible import DRAWN_IN
 from tests.labs.answers import deepspeed_settings
-from tests.labs.bank import BankTests
+from tests.labs.bank import Answer, BankTests
 
 EXERCISES = {exercise.id: exercise for exercise in lab04_zero.EXERCISES}
-Answer = Callable[..., Any]
 
 
 def states(p: float, n: int, stage: int) -> float:

@@ -8,7 +8,6 @@ import os
 import shutil
 import threading
 import zlib
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,9 @@ import torch
 
 from dlojz.labs import lab13_checkpoints
 from dlojz.labs.lab13_checkpoints.exercises import best_interval
-from tests.labs.bank import BankTests
+from tests.labs.bank import Answer, BankTests
 
 EXERCISES = {exercise.id: exercise for exercise in lab13_checkpoints.EXERCISES}
-Answer = Callable[..., Any]
 
 
 def pieces_to_read(e: int, old: int, new: int, rank: int) -> list[list[int]]:

@@ -27,10 +27,9 @@ from dlojz.planner.alpa.intra_operator import shard
 from dlojz.planner.alpa.mesh import DeviceMesh
 from tests.labs import student_answers_compromise as student
 from tests.labs.answers import programme
-from tests.labs.bank import BankTests
+from tests.labs.bank import Answer, BankTests
 
 EXERCISES = {one.id: one for one in lab.EXERCISES if not isinstance(one, Challenge)}
-Answer = Callable[..., Any]
 
 
 def held(

@@ -20,10 +20,9 @@ from dlojz.labs.lab09_optimizers.exercises_compression import compress, compress
 from dlojz.labs.lab09_optimizers.exercises_feedback import FEWER_BYTES
 from dlojz.labs.lab09_optimizers.exercises_updates import ADAM, ADAM_STATES, update_in_backward, update_traffic
 from tests.labs import student_answers_optimizers as student
-from tests.labs.bank import BankTests
+from tests.labs.bank import Answer, BankTests
 
 EXERCISES = {one.id: one for one in lab09_optimizers.EXERCISES if not isinstance(one, Challenge)}
-Answer = Callable[..., Any]
 
 
 def signs(x: Any) -> Any:

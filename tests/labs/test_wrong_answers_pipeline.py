@@ -27,10 +27,9 @@ from dlojz.pipeline.schedule_catalogue import build
 from dlojz.pipeline.simulator import peak_activations, simulate
 from dlojz.pipeline.stale_weights import threshold
 from tests.labs.answers import deepspeed_pipeline, one_f_one_b, unblocked, under_cap, without_bubble
-from tests.labs.bank import BankTests
+from tests.labs.bank import Answer, BankTests
 
 EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES if not isinstance(exercise, Challenge)}
-Answer = Callable[..., Any]
 
 
 def by_slots(p: int, m: int, f: float, b: float) -> list[float]:
