@@ -75,10 +75,6 @@ def always_adam(precision: str, optimizer: str) -> int:
     return TABLE[precision] + 8
 
 
-def no_gradients(precision: str, optimizer: str) -> int:
-    return {"fp32": 4, "autocast": 4}.get(precision, 6) + MOMENTS[optimizer]
-
-
 def rule_of_twenty(precision: str, optimizer: str) -> int:
     return from_a_table(precision, optimizer) + (2 if precision == "bf16_fp32_gradients" else 0)
 
@@ -623,7 +619,6 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (half_moments, "moments in the precision of the weights"),
         (one_moment, "two moments per parameter"),
         (always_adam, "SGD keeps nothing"),
-        (no_gradients, "gradients are missing"),
         (rule_of_twenty, "rule of 20 bytes"),
         (always_sixteen, "Your function returns 16 in every case"),
         (forgot_return, "end it with return"),
@@ -818,13 +813,12 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
     ],
     "exposed-seconds": [
         (lambda moved, link, forward: 2 * moved / link, "only what is longer"),
-        (lambda moved, link, forward: max(0, moved / link - forward), "way out"),
+        (lambda moved, link, forward: max(0, moved / link - forward), "That is the way out"),
         (lambda moved, link, forward: max(0, 2 * moved / link - 3 * forward), "spare time"),
         (lambda moved, link, forward: 2 * max(0, moved / link - forward), "twice as long"),
         (lambda moved, link, forward: 2 * moved / link - 3 * forward, "max(0, …)"),
         (lambda m, w, f: max(0, m * w - f) + max(0, m * w - 2 * f), "You multiply bytes by bytes per second"),
         (lambda m, w, f: max(0, m / w - 2 * f), "That is the way back"),
-        (lambda m, w, f: max(0, m / w - f, m / w - 2 * f), "That is the way out"),
         (
             lambda m, w, f: max(0, m / w - f) + max(0, m / w - f / 2),
             "Backward takes twice as long as forward, not half as",

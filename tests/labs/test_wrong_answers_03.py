@@ -1150,10 +1150,6 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
             "A rank always reads the same part of the data, in",
         ),
         (
-            lambda num_samples, rank, size, epoch, seed: permuted(num_samples, seed + epoch)[: num_samples // size],
-            "Every rank reads the same samples",
-        ),
-        (
             lambda num_samples, rank, size, epoch, seed: range(
                 rank * (num_samples // size), (rank + 1) * (num_samples // size)
             ),
@@ -1183,7 +1179,6 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
             lambda step, r, k, n: warm(step, r, k, n) if step <= n else r,
             "After the warm-up your rate falls back to base_rate",
         ),
-        (lambda step, r, k, n: r * (1 + min(1, step // n) * (k - 1)), "That is a jump at the end of the warm-up"),
         (lambda step, r, k, n: warm(step, r, 1 + k, n), "You rise by scale times the base rate, and arrive at"),
         (lambda step, r, k, n: warm(step, r, k, n - 1), "You arrive one step too early"),
     ],
