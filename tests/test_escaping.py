@@ -277,7 +277,7 @@ def test_the_reader_tells_the_two_apart(code: str, is_found: bool) -> None:
     assert bool(unescaped(PACKAGE / "example.py", ast.parse(code))) is is_found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text(max_size=60))
 def test_no_text_gets_through_the_one_door(text: str) -> None:
     # In Markdown a quote stands in no attribute, and its entity would be read as it is.

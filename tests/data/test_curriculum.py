@@ -79,7 +79,7 @@ def test_the_lengths_of_a_run_are_those_that_deepspeed_updates_to(fields: dict[s
     assert found == [scheduler.update_difficulty(t) for t in range(1, config.steps + 1)]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     kind=st.sampled_from(["linear", "root"]),
     eighths=st.integers(2, 64),

@@ -130,7 +130,7 @@ def test_without_its_metadata_name_and_folder_tell_which_it_was(tmp_path: Path) 
     assert sources(path) == sources(SHIPPED)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_any_cells_lost_changed_or_moved_come_back(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

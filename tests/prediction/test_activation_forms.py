@@ -68,7 +68,7 @@ def test_checkpoints_of_several_layers() -> None:
 
 
 @given(stages=st.integers(2, 12), chunks=st.integers(2, 4))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_peak_activations_of_interleaving_are_more_on_the_first_rank(stages: int, chunks: int) -> None:
     """Korthikanti et al. 2022, §4.2.3: L(1 + (p − 1)/(p·v)) layers, of L/p each: what the schedule itself counts."""
     counted = peak_activations(build("interleaved", stages, 4 * stages, chunks=chunks))[0]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlojz import hardware, models, predict
@@ -69,7 +69,7 @@ def test_a_forecast_adds_up(fields: dict[str, object], device: str | None) -> No
     engine=st.sampled_from(ENGINES),
     checkpointing=st.sampled_from(["none", "full"]),
 )
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15)
 def test_heaviest_forecast_never_takes_less_for_more_samples(
     micro_batch: int, engine: dict[str, object], checkpointing: str
 ) -> None:

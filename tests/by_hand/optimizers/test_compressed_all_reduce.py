@@ -50,7 +50,7 @@ def kinds(kind: str, numel: int, seed: int) -> Tensor:
     }[kind]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.integers(1, 5000) | st.sampled_from([1, 7, 8, 9, 2047, 2048, 2049]),
     st.integers(2, 9),
