@@ -286,14 +286,6 @@ class NeverReduces(torch.autograd.Function):
         return gradient @ gather(share), rows
 
 
-def computes_with_its_rows(x: Any, share: Any) -> Any:
-    return x @ share.T
-
-
-def gathers_for_autograd(x: Any, share: Any) -> Any:
-    return x @ gather(share).T
-
-
 def settings(config: RunConfig, bucket_mib: float) -> Any:
     layout = config.layout
     made: dict[str, Any] = {
@@ -787,8 +779,8 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (linear(average=False), "times too large"),
         (linear(of_x=True), "You average the gradient of x"),
         (linear(whole=True), "a reduce-scatter gives each rank its rows"),
-        (computes_with_its_rows, "raised RuntimeError"),
-        (gathers_for_autograd, "nothing links the result to it"),
+        (lambda x, share: x @ share.T, "raised RuntimeError"),
+        (lambda x, share: x @ gather(share).T, "nothing links the result to it"),
         (lambda x, share: linear()(x, share) / dist.get_world_size(), "The output is divided by the number of ranks"),
         (lambda x, share: linear()(x, share.detach()), "There is no gradient of the first layer's share"),
         (lambda x, share: linear()(x.detach(), share), "There is no gradient of x"),
@@ -944,12 +936,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         ),
         (lambda n, tokens, flops, pcie: 4 * n / pcie * flops / 6 / tokens, "You multiply by the number of ranks"),
         (lambda n, tokens, flops, pcie: 4 / n / pcie * flops / 6 / (tokens * n), "should be"),
-        (lambda n, tokens, flops, pcie: 4 / n / pcie * flops / 12 / tokens, "That is one direction"),
         (lambda n, tokens, flops, pcie: 4 / n / pcie + 6 * tokens / flops, "You add both times"),
-        (
-            lambda n, tokens, flops, pcie: 12 / n / pcie * flops / 6 / tokens,
-            "You count the forward pass alone, 2 operations per",
-        ),
     ],
     "zero-time": [
         (

@@ -246,10 +246,6 @@ def saved_by_foreach(state: Any, buffers: Any, write: Any) -> Any:
     return started(write, buffers)
 
 
-def saved_deep_copies(state: Any, buffers: Any, write: Any) -> Any:
-    return started(write, copy.deepcopy(state))
-
-
 def saved_by_a_class(state: Any, buffers: Any, write: Any) -> Any:
     class Writer(threading.Thread):
         def run(self) -> None:
@@ -602,7 +598,7 @@ OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
     ("resume-exactly", resumed_by_exchange),
     ("resume-exactly", resumed_from_a_folder),
     ("save-in-background", saved_by_foreach),
-    ("save-in-background", saved_deep_copies),
+    ("save-in-background", lambda state, buffers, write: started(write, copy.deepcopy(state))),
     ("save-in-background", saved_by_a_class),
     ("save-in-background", saved_by_a_timer),
     ("checkpoint-interval", lambda c, m: [pow(2 * c * m, 0.5), pow(2 * c / m, 0.5)]),

@@ -162,10 +162,6 @@ def load_never_reset(weights: Any, limit: int) -> list[int]:
     return [*bounds, len(weights)]
 
 
-def no_last_bound(weights: Any, limit: int) -> list[int]:
-    return first_fit(weights, limit)[:-1]
-
-
 def fits_recursively(weights: Any, limit: int) -> tuple[int, ...]:
     """From the end: also the fewest stages, with other bounds."""
     bounds, load = [len(weights)], 0
@@ -653,7 +649,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (cut_after, "Look before you add a block"),
         (cut_strictly, ", exactly the limit."),
         (load_never_reset, "stage 1 could take block 2 as well"),
-        (no_last_bound, "the number of blocks"),
+        (lambda weights, limit: first_fit(weights, limit)[:-1], "the number of blocks"),
         (lambda weights, limit: list(range(len(weights) + 1)), "are enough"),
         (lambda weights, limit: len(weights), "A list of whole numbers"),
         (lambda weights, limit: None, "returns nothing"),
