@@ -4,8 +4,6 @@ The tests of one file run in one process, one after the other, and so do those o
 long to start. What takes longest begins first: what waits for a scheduler, the notebooks lab by lab, then trainings.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A hub as tests start it (slurm/jupyterhub/start.py), and its end: all of it is gone afterwards."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

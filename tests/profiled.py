@@ -1,7 +1,5 @@
 """Traces as torch.profiler writes them, made from simulated timelines: on a CPU with gloo, on a GPU with NCCL."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

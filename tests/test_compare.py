@@ -1,7 +1,5 @@
 """`compare`: the join of records with their predictions, its verdicts, and what it does with runs that went wrong."""
 
-from __future__ import annotations
-
 import html
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """README and CONTRIBUTING: links lead somewhere, and what they name exists; examples in docstrings are right."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 import json

@@ -4,8 +4,6 @@ In every f-string that holds a tag each value must be one of: `safe(…)`, a for
 or markup that is itself made so. Texts are followed through local names, joins and the package's own functions.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import defaultdict
@@ -279,7 +277,7 @@ def test_the_reader_tells_the_two_apart(code: str, is_found: bool) -> None:
     assert bool(unescaped(PACKAGE / "example.py", ast.parse(code))) is is_found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text(max_size=60))
 def test_no_text_gets_through_the_one_door(text: str) -> None:
     # In Markdown a quote stands in no attribute, and its entity would be read as it is.

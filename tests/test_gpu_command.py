@@ -1,7 +1,5 @@
 """`make gpu` without a GPU: its records, its time, its tables; and the units that a CPU can really measure."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

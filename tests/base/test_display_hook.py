@@ -1,7 +1,5 @@
 """The progress bar: from the first second on where one is wanted, nowhere else."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

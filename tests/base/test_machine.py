@@ -1,7 +1,5 @@
 """How long an answer is waited for: as asked on a quiet machine, longer on a busy one, never without end."""
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
 import sys

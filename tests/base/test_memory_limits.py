@@ -1,7 +1,5 @@
 """The memory limit of the groups around a process, of both versions of cgroups, and whose it is."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

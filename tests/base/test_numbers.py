@@ -1,19 +1,11 @@
 """Numbers as both languages write them."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from dlojz.base import language
 from dlojz.base.language import use_language
-
-
-@pytest.fixture(autouse=True)
-def _english_again() -> Iterator[None]:
-    yield
-    use_language("en")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """A real hub with its proxy, a real Chromium, two students who are users of the system; all of it gone afterwards."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

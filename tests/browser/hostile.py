@@ -3,8 +3,6 @@
 `pieces()` gives each producer's HTML by name; the tests put them on a page, and into JupyterLab.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Hostile names, logs and records in a real Chromium: every producer of HTML shows them, and nothing of them runs."""
 
-from __future__ import annotations
-
 import html
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The configuration for a site: what a student asks for becomes a job that holds nothing else."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import re

@@ -1,7 +1,5 @@
 """What waits in host memory: each storage once, none of the weights, none that is too small; the same gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

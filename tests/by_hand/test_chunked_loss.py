@@ -1,7 +1,5 @@
 """Loss by parts of a text's tokens: equal to the whole one, and predicted as a run counts it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

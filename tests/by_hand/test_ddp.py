@@ -1,7 +1,5 @@
 """Data parallelism by hand, on forked ranks: the mean of the gradients, whatever each rank has used; when it left."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The one file that trains, counts and compares without the machinery: what it prints is right."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

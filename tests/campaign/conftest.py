@@ -1,7 +1,5 @@
 """Campaigns and records made by hand, so that reading them needs no process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

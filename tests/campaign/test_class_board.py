@@ -1,7 +1,5 @@
 """The class at a glance: students' folders are read, never written, and whatever is in them."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """A campaign that is run, interrupted, resumed: what is done is done, and one point's refusal stops no other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

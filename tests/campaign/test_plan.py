@@ -1,7 +1,5 @@
 """Campaigns as they are written, and their points: ordered, whole, and refused before anything is run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

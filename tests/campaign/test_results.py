@@ -1,7 +1,5 @@
 """What a campaign knows of its points, and what it writes of them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

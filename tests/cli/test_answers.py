@@ -4,8 +4,6 @@ Processes of their own are the commands of which more is judged than the text: w
 machine, what is interrupted. The others are called here, and their two streams taken at the level of the descriptors.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -26,6 +24,7 @@ from dlojz.cli.main import main
 from dlojz.config.run_config import RunConfig
 from dlojz.results.footprint import Footprint
 from dlojz.results.record import RunRecord
+from tests.cli.process import dlojz_process
 
 RUN = ["run", "--dp", "2", "--zero", "2", "--engine", "deepspeed", "--micro-batch", "4", "--steps", "3"]
 
@@ -33,17 +32,6 @@ RUN = ["run", "--dp", "2", "--zero", "2", "--engine", "deepspeed", "--micro-batc
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
-
-
-def _process(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dlojz", *words],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env={**os.environ, "DLOJZ_RUNS": str(root), "DLOJZ_LANG": "en"},
-    )
 
 
 class Answer(NamedTuple):
@@ -78,7 +66,7 @@ def _json(done: Answer | subprocess.CompletedProcess[str]) -> Any:
 @pytest.fixture(scope="module")
 def record(root: Path) -> RunRecord:
     """One real run, asked for through the command line."""
-    return RunRecord.from_dict(_json(_process(root, *RUN, "--json")))
+    return RunRecord.from_dict(_json(dlojz_process(*RUN, "--json", DLOJZ_RUNS=str(root))))
 
 
 def test_run_answers_with_its_record(record: RunRecord) -> None:
@@ -161,7 +149,6 @@ runpy.run_module("dlojz", run_name="__main__")
 """
 
 
-@pytest.mark.timeout(600)
 def test_main_run_at_ctrl_c_cancels_keeps_and_says_so(dlojz: Dlojz, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", LISTENING, "run", "--engine", "single", "--steps", "100000"],
@@ -206,7 +193,7 @@ def test_models_answers_with_the_catalogue(dlojz: Dlojz, tmp_path: Path) -> None
 
 
 def test_doctor_finds_this_machine_fit(tmp_path: Path) -> None:
-    answer = _json(_process(tmp_path, "doctor", "--json"))
+    answer = _json(dlojz_process("doctor", "--json", DLOJZ_RUNS=str(tmp_path)))
     states = {check["name"]: check["state"] for check in answer["checks"]}
     assert answer["problems"] == 0 and states["gloo"] == "ok" and states["torch"] == "ok"
 

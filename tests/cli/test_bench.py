@@ -1,7 +1,5 @@
 """`dlojz bench`: refused before anything starts, dry, resumed, reported."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

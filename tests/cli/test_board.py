@@ -1,7 +1,5 @@
 """`dlojz board`: a table, a page, a JSON document; with pseudonyms no name anywhere."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

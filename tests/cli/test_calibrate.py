@@ -1,7 +1,5 @@
 """`dlojz calibrate`: measures on real processes, keeps a file, shows it, and refuses in one sentence."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

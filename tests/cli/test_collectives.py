@@ -1,32 +1,17 @@
 """`dlojz collectives`: lists, shows, times on real processes, and refuses in one sentence."""
 
-from __future__ import annotations
-
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from dlojz.base.language import Language, use_language
 from dlojz.by_hand import collectives
 from dlojz.by_hand.collectives import AlphaBetaFit
 from dlojz.cli import collectives as calibrating
 from dlojz.cli.main import main
 
 PNG = b"\x89PNG\r\n\x1a\n"
-
-
-def _dlojz(*words: str, language: str = "en") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dlojz", "collectives", *words],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env={**os.environ, "DLOJZ_LANG": language},
-    )
 
 
 def test_main_collectives_counts_in_its_table_what_the_programs_do(capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,6 +122,10 @@ def test_main_collectives_names_a_place_that_cannot_be_written(
     assert "the calibration cannot be written to" in capsys.readouterr().err
 
 
-def test_the_help_teaches_in_both_languages() -> None:
-    assert "Time = rounds·α + moved·n·β" in " ".join(_dlojz("--help").stdout.split())
-    assert "Durée = étapes·α + déplacé·n·β" in " ".join(_dlojz("--help", language="fr").stdout.split())
+@pytest.mark.parametrize(
+    ("language", "words"), [("en", "Time = rounds·α + moved·n·β"), ("fr", "Durée = étapes·α + déplacé·n·β")]
+)
+def test_the_help_teaches_in_both_languages(language: Language, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    use_language(language)
+    assert main(["collectives", "--help"]) == 0
+    assert words in " ".join(capsys.readouterr().out.split())

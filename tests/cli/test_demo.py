@@ -1,7 +1,5 @@
 """The demo: its runs are one training laid out in eight ways."""
 
-from __future__ import annotations
-
 from dlojz.cli.runs import demo_configs
 
 

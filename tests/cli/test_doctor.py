@@ -1,7 +1,5 @@
 """`dlojz doctor` on libraries and GPUs: each missing library has its sentence, and no traceback is shown."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

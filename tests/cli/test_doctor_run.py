@@ -1,7 +1,5 @@
 """`dlojz doctor RUN`: a run that really ran out of memory, and runs that did not."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

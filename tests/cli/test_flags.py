@@ -1,7 +1,5 @@
 """A command line gives texts; the configuration that it asks for is the one that a notebook's numbers ask for."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

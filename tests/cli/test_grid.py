@@ -1,7 +1,5 @@
 """`dlojz grid`: tells ranks, groups, nodes and bytes, in text, JSON and pictures, and refuses in one sentence."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What each `--help` teaches, and that it comes at once."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re
@@ -18,6 +16,7 @@ from dlojz.cli.labs import labs_command
 from dlojz.cli.main import SUBCOMMANDS, main
 from dlojz.cli.options import EVERYDAY, LONG_HELP, Verb, help_texts, parse, shared_flags
 from dlojz.config.fields import HELP, SUBJECTS
+from tests.cli.process import dlojz_process
 
 Help = Callable[..., str]
 LONG_VERBS = ("run", "predict", "memory", "machines")
@@ -61,14 +60,7 @@ def help_of(capsys: pytest.CaptureFixture[str]) -> Help:
 
 
 def test_subcommands_are_all_told_by_the_command_without_words() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "dlojz"],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env={**os.environ, "DLOJZ_LANG": "fr"},
-    )
+    done = dlojz_process(DLOJZ_LANG="fr")
     assert (done.returncode, done.stderr) == (0, "")
     assert all(f"\n  {name} " in done.stdout for name in SUBCOMMANDS) and "modèles" in done.stdout
 

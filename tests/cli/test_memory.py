@@ -1,7 +1,5 @@
 """`dlojz memory`: what it prints, writes and refuses; its figures are those of the forecast."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command in odd surroundings: widths that are none, closed streams, a system that gives nothing more."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

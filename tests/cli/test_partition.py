@@ -1,7 +1,5 @@
 """`dlojz partition`: what it prints, draws and refuses; its cuts are those of the functions."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`dlojz pipeline`: draws, compares, exports, reads back, and refuses in one sentence."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -165,11 +163,8 @@ def test_main_pipeline_refuses_a_bad_csv(
 
 def test_main_pipeline_speaks_french(capsys: pytest.CaptureFixture[str]) -> None:
     use_language("fr")
-    try:
-        assert main(["pipeline"]) == 0
-        printed = capsys.readouterr().out
-        assert "rang 3 .  .  .  F0" in printed and "surcoût de bulle" in printed and "37,5 %" in printed
-        assert main(["pipeline", "--compare", "gpipe", "1f1b"]) == 0
-        assert "ordonnancement" in capsys.readouterr().out
-    finally:
-        use_language("en")
+    assert main(["pipeline"]) == 0
+    printed = capsys.readouterr().out
+    assert "rang 3 .  .  .  F0" in printed and "surcoût de bulle" in printed and "37,5 %" in printed
+    assert main(["pipeline", "--compare", "gpipe", "1f1b"]) == 0
+    assert "ordonnancement" in capsys.readouterr().out

@@ -1,7 +1,5 @@
 """`dlojz plan`: what it prints, writes and refuses; its answer is that of the function."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`dlojz plan --cluster here`: planned from a calibration, and really run with --measure."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`dlojz queue` and `dlojz watch`: what a terminal shows of jobs and runs."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys

@@ -1,7 +1,5 @@
 """What the command refuses: one sentence on stderr, exit code 2, no traceback, nothing on stdout."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -11,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dlojz.cli.main import main
+from tests.cli.process import dlojz_process
 
 REFUSED = {
     "--modle coatnet_tiny": ["'--modle'", "did you mean '--model'?", "--micro-batch", "--json"],
@@ -69,18 +68,6 @@ def test_main_refuses_a_request_for_a_script_in_one_sentence(
     _is_refusal(code, told.out, told.err, OF_SCRIPTS[line])
 
 
-def _dlojz(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dlojz", *words],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        cwd=cwd,
-        env={**os.environ, "DLOJZ_RUNS": str(cwd / "runs"), "DLOJZ_LANG": "en", **environment},
-    )
-
-
 def _is_refusal(code: int, out: str, said: str, expected: list[str]) -> None:
     assert code == 2, said
     assert out == ""
@@ -111,7 +98,7 @@ def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
 
 
 def test_a_process_refuses_with_its_exit_code(tmp_path: Path) -> None:
-    done = _dlojz("run", "--modle", "coatnet_tiny", cwd=tmp_path)
+    done = dlojz_process("run", "--modle", "coatnet_tiny", cwd=tmp_path, DLOJZ_RUNS=str(tmp_path / "runs"))
     _is_refusal(done.returncode, done.stdout, done.stderr, REFUSED["--modle coatnet_tiny"])
 
 
@@ -151,7 +138,7 @@ def test_main_refuses_in_json_mode_too(refuse: Refuse) -> None:
 
 def test_an_unwritable_place_for_runs_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    done = _dlojz("run", "--steps", "1", cwd=tmp_path, DLOJZ_RUNS=str(tmp_path / "file" / "runs"))
+    done = dlojz_process("run", "--steps", "1", cwd=tmp_path, DLOJZ_RUNS=str(tmp_path / "file" / "runs"))
     assert done.returncode in (1, 2) and done.stderr.startswith("dlojz: ") and "Traceback" not in done.stderr
 
 

@@ -1,7 +1,5 @@
 """`dlojz skill`: each command of the texts answers, with the fields that they name; the tutor's text solves nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

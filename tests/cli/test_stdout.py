@@ -1,7 +1,5 @@
 """With `--json` stdout is protected at the level of the file descriptor, for child processes too."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

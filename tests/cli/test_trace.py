@@ -1,7 +1,5 @@
 """`dlojz trace`: who waits for whom in a folder of traces, in text, JSON and pictures, in both languages."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

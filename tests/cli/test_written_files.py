@@ -1,7 +1,5 @@
 """Files that commands write: where one cannot be, the sentence names it, and nothing of it is left."""
 
-from __future__ import annotations
-
 import json
 import resource
 from collections.abc import Iterator

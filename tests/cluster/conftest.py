@@ -3,8 +3,6 @@
 As root it may not be missing; another user cannot start one.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A campaign through a real SLURM: interrupted, it leaves its jobs and finds them again; another is cancelled."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """The test cluster itself: what all other tests here rely on."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Jobs of stub workers on a real SLURM: how they end, and that nothing is lost when things go wrong."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Live ranks in an allocation of a real SLURM: they are the tasks of a step, and go with it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

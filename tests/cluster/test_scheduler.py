@@ -1,7 +1,5 @@
 """What is made of a real scheduler's words: its refusals, a job's whole life, and the time in which it is down."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

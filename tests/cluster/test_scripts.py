@@ -1,7 +1,5 @@
 """Scripts of one's own on a real SLURM: sent as a job, and under an srun of one's own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

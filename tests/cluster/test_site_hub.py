@@ -3,8 +3,6 @@
 Hub, proxy and cluster are started by `start.py --slurm`, in namespaces in which the students are users of the system.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

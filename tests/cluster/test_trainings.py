@@ -3,8 +3,6 @@
 They are run by trainings.py, on a cluster that it starts, and judged here.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

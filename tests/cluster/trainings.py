@@ -6,8 +6,6 @@ python trainings.py FOLDER NAME …    (FOLDER/runs: those of the cluster; FOLDE
 A cluster of their own, since each takes whole nodes, which other tests would wait for.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

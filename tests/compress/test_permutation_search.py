@@ -1,7 +1,5 @@
 """The search of an order: never worse than none, the best there is where all can be tried."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import pytest

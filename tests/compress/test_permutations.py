@@ -1,7 +1,5 @@
 """Permutations: the model computes the same."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

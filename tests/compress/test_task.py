@@ -1,7 +1,5 @@
 """The task of lab 11: what is learnt from, what judges, and the share that is right."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """2:4: the mask of brute force, a packed weight that is the weight, and the bytes that were predicted."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import pytest

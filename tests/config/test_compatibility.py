@@ -1,7 +1,5 @@
 """The rule book: every rule has a run that breaks it first, and a sentence in both languages."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """DeepSpeed's JSON: written and read back, and refused in one sentence where DeepSpeed or the lab would not do it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The registry of engines: nothing that it names is missing in the rooms above, and every legal run has an entry."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Mapping
 from itertools import product

@@ -1,7 +1,5 @@
 """Configurations of other programs: their keys, the runs that they mean, and what makes the programs stop."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib
@@ -217,11 +215,8 @@ def test_read_document_refuses_a_folder_and_a_missing_file(tmp_path: Path) -> No
     with pytest.raises(LabError, match="is a folder"):
         read_document(tmp_path)
     use_language("fr")
-    try:
-        with pytest.raises(LabError, match="ne peut pas être lu"):
-            read_document(tmp_path / "nothing.sh")
-    finally:
-        use_language("en")
+    with pytest.raises(LabError, match="ne peut pas être lu"):
+        read_document(tmp_path / "nothing.sh")
 
 
 def test_shown_value_hides_secrets_and_control_marks() -> None:

@@ -1,7 +1,5 @@
 """The grid of ranks: the published groups, every placement, the degrees' arithmetic and its refusals."""
 
-from __future__ import annotations
-
 from itertools import product
 from math import prod
 

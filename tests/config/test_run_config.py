@@ -1,10 +1,8 @@
-from __future__ import annotations
-
 import json
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlojz.base.errors import LabError
@@ -187,8 +185,7 @@ def test_json_there_and_back(layout: Layout, seed: int, rate: float) -> None:
         st.sampled_from([*RunConfig.model_fields, "x"]), st.none() | st.integers() | st.text() | st.floats()
     )
 )
-# The first example may find the process busy with what hundreds of tests have left it to collect.
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=200)
 def test_no_document_gives_anything_but_a_config_or_a_sentence(document: dict[str, Any]) -> None:
     try:
         config = RunConfig.from_json(json.dumps(document))

@@ -1,7 +1,5 @@
 """Profiles: bounds, provenance, halves, files that are none; a calibration from measurements finds what made them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A step on one GPU follows from its kernels and from its host: whichever of the two is later decides."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

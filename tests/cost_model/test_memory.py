@@ -1,7 +1,5 @@
 """Bytes of a rank: the vectorised forms against the exact ones, the heaviest stage, offload, out of memory."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import numpy as np
@@ -22,13 +20,7 @@ from dlojz.cost_model.step import weights_of
 from dlojz.hardware import cluster
 from dlojz.hardware.decoder_size import DecoderSize, flops_per_sequence
 from dlojz.prediction import predict
-from dlojz.prediction.rules_of_thumb import (
-    Checkpointing,
-    Offload,
-    Shape,
-    bytes_per_parameter,
-    layer_bytes,
-)
+from dlojz.prediction.rules_of_thumb import Checkpointing, Offload, Shape, bytes_per_parameter, layer_bytes
 
 SIZE = DecoderSize(48, 6144, 64, 51200, 2048)
 

@@ -1,7 +1,5 @@
 """One operator: waves, alignment, roofline, and a layer of the 22 B model against its published milliseconds."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial

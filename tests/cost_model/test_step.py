@@ -1,7 +1,5 @@
 """A step: the closed form against the simulated pipeline, one layout against many, communication against formulas."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from typing import Any
 

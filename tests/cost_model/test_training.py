@@ -1,7 +1,5 @@
 """Whole trainings: the course's table, two published estimates, BLOOM's energy; models of the catalogue."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The goals of the cost model, each a test: an error that grows by half a point fails, and one that misses its goal."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -11,16 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.validation_page import (
-    GOALS,
-    blocks,
-    filled,
-    goals,
-    goals_table,
-    present_page,
-    rows_page,
-    write_page,
-)
+from benchmarks.validation_page import GOALS, blocks, filled, goals, goals_table, present_page, rows_page, write_page
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.cli.plan import validate_command
@@ -247,10 +236,7 @@ def test_write_page_keeps_what_was_written_by_hand(
     assert "vtrain-multi" in page.with_name("truth_rows.md").read_text(encoding="utf-8")
     page.write_text(f"by hand\n{first.replace('missed', 'wrong').replace('%', 'wrong')}by hand too\n", encoding="utf-8")
     use_language("fr")
-    try:
-        write_page(page, results, memory)
-    finally:
-        use_language("en")
+    write_page(page, results, memory)
     assert page.read_text(encoding="utf-8") == f"by hand\n{first}by hand too\n"
 
 

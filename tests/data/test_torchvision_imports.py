@@ -1,7 +1,5 @@
 """torchvision and timm import beside any torch, and nothing is imported before it is needed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Records made by hand, with figures of the size that real runs have."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Every figure that a test draws is read as in a notebook: no letter under 9 pixels, no text cut by an edge."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

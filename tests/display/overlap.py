@@ -1,7 +1,5 @@
 """Which texts of a figure lie on one another, outside of it, or are too small to read in a notebook."""
 
-from __future__ import annotations
-
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.text import Text

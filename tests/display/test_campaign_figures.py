@@ -1,7 +1,5 @@
 """The figures of a campaign: what was measured, what does not fit, where the limit is; names shown letter by letter."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What all figures have in common."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable
 from typing import Any

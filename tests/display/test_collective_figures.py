@@ -1,7 +1,5 @@
 """The figures of collectives: what is drawn is what is simulated or measured, is legible, and is said in words too."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

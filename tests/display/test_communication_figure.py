@@ -1,7 +1,5 @@
 """The board's figure: every way drawn, gaps seed by seed, and what is missing said."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The load of the experts as it is drawn: every step, the capacity, and what is said of it in words."""
 
-from __future__ import annotations
-
 import pytest
 
 from dlojz.base.errors import LabError

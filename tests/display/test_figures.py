@@ -1,7 +1,5 @@
 """The figures: what is drawn has the lengths of the figures it stands for, nothing overlaps, texts stay texts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,14 +39,11 @@ def records(make_record: MakeRecord) -> list[RunRecord]:
 @pytest.mark.parametrize("language", DRAWN_IN)
 def test_compare_figure_and_timeline_figure_lay_no_text_on_another(records: list[RunRecord], language: str) -> None:
     use_language(language)
-    try:
-        for figure in (
-            compare_figure(compare(records)),
-            timeline_figure(records[1]),
-        ):
-            assert overlapping(figure) == []
-    finally:
-        use_language("en")
+    for figure in (
+        compare_figure(compare(records)),
+        timeline_figure(records[1]),
+    ):
+        assert overlapping(figure) == []
 
 
 @pytest.mark.parametrize("language", DRAWN_IN)
@@ -56,12 +51,10 @@ def test_a_pipeline_s_measured_step_lies_under_its_simulation(records: list[RunR
     replayed = map(read_record, shipped().values())
     pipeline = next(record for record in replayed if record.config.layout.title == "pipeline 1f1b × 2 (by hand)")
     use_language(language)
-    try:
-        figure = compare_figure(compare([records[0], pipeline]))
-        overlay = overlay_of(pipeline)
-        sentence = step_sentence(overlay.simulated, overlay.measured)
-    finally:
-        use_language("en")
+    figure = compare_figure(compare([records[0], pipeline]))
+    overlay = overlay_of(pipeline)
+    sentence = step_sentence(overlay.simulated, overlay.measured)
+    use_language("en")
     assert overlapping(figure) == []
     assert any(sentence in text.get_text() for text in figure.findobj(Text))
     assert compare([records[0]]).figure().axes[-1].get_ylabel() == "loss"  # and no such panel without a pipeline

@@ -1,7 +1,5 @@
 """The figures of a forecast, the calculator and its twin: lengths are figures, texts stay texts, nothing overlaps."""
 
-from __future__ import annotations
-
 import builtins
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The figure of a grid: a panel per axis, every rank in it, bars that tell the counted bytes, words not mathematics."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The panel answers whatever is chosen, as its still twin does; the scene shows each rank once, in its node."""
 
-from __future__ import annotations
-
 import re
 import sys
 from typing import Any

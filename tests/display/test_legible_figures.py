@@ -3,8 +3,6 @@
 The figures themselves are looked at where their tests draw them: `legible_figures` is a fixture of those rooms.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The figure of cuts: bars are loads, lines are bottlenecks, names stay text."""
 
-from __future__ import annotations
-
 import pytest
 
 from dlojz.base.errors import LabError

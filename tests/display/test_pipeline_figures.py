@@ -1,8 +1,6 @@
 """The drawings of schedules: what is drawn is the timeline, one collection holds all bars, all is legible."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -49,11 +47,9 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @pytest.fixture
-def in_french() -> Iterator[None]:
+def in_french() -> None:
     """The longer of the two languages."""
     use_language("fr")
-    yield
-    use_language("en")
 
 
 def measured(name: str = "1f1b", ranks: int = 4) -> tuple[Timeline, Timeline]:
@@ -123,11 +119,8 @@ def test_scene_of_one_rank_and_one_micro_batch_is_singular() -> None:
 
 def test_axes_have_the_decimal_mark_of_the_language() -> None:
     use_language("fr")
-    try:
-        figure = schedule_figure(simulate(build("naive", 1, 1)))
-        assert "0,5" in [text.get_text() for text in figure.axes[0].texts]
-    finally:
-        use_language("en")
+    figure = schedule_figure(simulate(build("naive", 1, 1)))
+    assert "0,5" in [text.get_text() for text in figure.axes[0].texts]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -1,7 +1,5 @@
 """The panel answers whatever is chosen or typed, as its still twin does, and escapes what is typed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -90,12 +88,9 @@ def test_the_still_twin_shows_the_same_without_widgets() -> None:
 
 def test_both_languages() -> None:
     use_language("fr")
-    try:
-        panel = PipelinePanel()
-        assert "fraction de bulle" in panel.shown.value and panel.controls["latency"].description == "latence c"
-        assert "27,3 %" in panel.shown.value and ">durée 33, bulle" in panel.shown.value
-    finally:
-        use_language("en")
+    panel = PipelinePanel()
+    assert "fraction de bulle" in panel.shown.value and panel.controls["latency"].description == "latence c"
+    assert "27,3 %" in panel.shown.value and ">durée 33, bulle" in panel.shown.value
 
 
 def test_pipeline_panel_refusals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
 """What a run looks like while it goes: the same in HTML and as text, every text escaped."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from html.parser import HTMLParser

@@ -1,7 +1,5 @@
 """One table, four ways of showing it."""
 
-from __future__ import annotations
-
 import io
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """The table in a terminal: complete, aligned, and readable at 100 columns as well as at fewer or more."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 
@@ -69,10 +67,7 @@ def test_units_and_figures_of_a_line(make_record: MakeRecord) -> None:
 
 def test_comparison_in_french(comparison: Comparison) -> None:
     use_language("fr")
-    try:
-        printed = _printed(comparison, 140)
-    finally:
-        use_language("en")
+    printed = _printed(comparison, 140)
     assert "poids" in printed and "terminé" in printed and "chaque case : prédit | mesuré" in printed
 
 

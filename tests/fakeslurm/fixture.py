@@ -7,8 +7,6 @@ In a conftest: load this file, then
             yield found
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Each entry is used by a scenario of the fake one: what a program prints and its exit code, as `fixture.py` plays them.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

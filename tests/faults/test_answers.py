@@ -1,7 +1,5 @@
 """What a student's answer may do to the process that checks it, and what is left of it afterwards."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """Whatever is typed after `dlojz run` is understood or refused in one sentence."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,7 +14,7 @@ WORDS = st.sampled_from(
 ANYTHING = st.text("a0-=\n\x1b\u202e\ud800{[\"'$;é ", max_size=6)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(words=st.lists(WORDS | ANYTHING, max_size=6))
 def test_whatever_is_typed_is_refused_in_a_sentence(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     """The backend is none, so that no line is legal, and nothing can start."""

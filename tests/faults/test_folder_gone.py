@@ -1,7 +1,5 @@
 """Run folders that go away, fill up, or hold what is no file, while the run is under way."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """A rank that does not come to a collective is named, with the collective, by the ranks' own flight recorders."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Processes killed from outside: the cause is named, what was measured is kept, and nobody is left."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable
 from typing import Any

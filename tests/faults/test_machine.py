@@ -1,7 +1,5 @@
 """A machine that does not help: ports taken, disks full, folders that cannot be written, a SLURM step around us."""
 
-from __future__ import annotations
-
 import resource
 import socket
 import subprocess

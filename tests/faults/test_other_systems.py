@@ -1,7 +1,5 @@
 """Systems without what only Linux has: the same commands run, in another way; Windows is refused in one sentence."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """docs/faults.md keeps its word: every fault has its row, and every test that it names is there."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs that somebody or the clock stops keep what they have measured, and nobody is left."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The ways in which a worker itself may end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

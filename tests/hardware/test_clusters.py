@@ -1,7 +1,5 @@
 """GPUs and clusters: every constant with unit, source, date and standing; a file that lacks one is refused."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

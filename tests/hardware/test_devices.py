@@ -1,7 +1,5 @@
 """The GPUs of the course, and the common ones of everybody else."""
 
-from __future__ import annotations
-
 import pytest
 
 from dlojz.base.errors import LabError

@@ -1,7 +1,5 @@
 """Links: seconds of a collective from latency and bandwidth, against what was measured."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from pathlib import Path

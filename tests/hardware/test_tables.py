@@ -1,7 +1,5 @@
 """Published tables: each row follows from its own formula, exclusions have names, a broken file is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

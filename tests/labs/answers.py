@@ -1,7 +1,5 @@
 """Right answers of the exercises that are judged by what they do, without a reference to compare them with."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

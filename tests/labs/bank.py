@@ -19,6 +19,7 @@ import torch
 
 from dlojz.base.language import use_language
 from dlojz.labs.kit.exercise import Wrong, judge
+from dlojz.labs.kit.lab import NUMBERS, content_of
 
 Answer = Callable[..., Any]
 
@@ -85,6 +86,11 @@ GENERAL = (
     re.compile(r"some values are infinite or NaN"),
 )
 """Sentences of the kit that state a difference, and name no mistake."""
+
+
+def exercises_of_all_labs() -> dict[str, Any]:
+    """Every exercise, by its id."""
+    return {one.id: one for number in NUMBERS for one in content_of(number).EXERCISES}
 
 
 def is_general(message: str) -> bool:

@@ -1,11 +1,8 @@
 """Answers of lab 08 as students write them, from its text alone: right ones, and wrong ones with their words."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics
-from collections.abc import Callable
 from fractions import Fraction
 from functools import cache
 from typing import Any
@@ -13,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import binomtest
 
-Answer = Callable[..., Any]
+from tests.labs.bank import Answer
 
 
 def held(

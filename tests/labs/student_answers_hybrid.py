@@ -1,9 +1,6 @@
 """Answers of lab 07 as students write them, from its text alone: right ones, and wrong ones with their words."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,8 +9,7 @@ import torch.nn.functional as F
 
 import dlojz
 from dlojz.by_hand.tensor.operators import add_up, copy
-
-Answer = Callable[..., Any]
+from tests.labs.bank import Answer
 
 
 def place(rank: int, dp: int, pp: int, tp: int) -> tuple[int, int, int]:

@@ -1,10 +1,7 @@
 """Answers of lab 09 as students write them, from its text alone: right ones, and wrong ones with their words."""
 
-from __future__ import annotations
-
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,9 +9,7 @@ import torch
 import torch.distributed as dist
 
 from dlojz.labs.lab09_optimizers.exercises_compression import read, write
-
-Answer = Callable[..., Any]
-
+from tests.labs.bank import Answer
 
 # One bit.
 

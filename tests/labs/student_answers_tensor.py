@@ -1,10 +1,7 @@
 """Answers of lab 06 as students write them, from its text alone: right ones, and wrong ones with their words."""
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,8 +13,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from dlojz.by_hand.tensor.axis import TensorAxis
 from dlojz.by_hand.tensor.operators import add_up, copy, gather_tokens, scatter_tokens
-
-Answer = Callable[..., Any]
+from tests.labs.bank import Answer
 
 
 def own(whole: Any, dim: int = 0, rank: int | None = None) -> Any:

@@ -1,7 +1,5 @@
 """Numbers as answers give them: in whatever holds them, in their own precision, and written so that they differ."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Figures of lab 01: what the text says of the published accuracies, and who sees whom in each family."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

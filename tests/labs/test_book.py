@@ -1,7 +1,5 @@
 """The book of solutions: whole without a network or a script, links that lead somewhere, formulas drawn."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Building the notebooks: twice the same, checked without running, run again only where the code has changed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

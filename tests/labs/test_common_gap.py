@@ -1,7 +1,5 @@
 """What the wrong results of all cases have in common, and that nothing is said that does not hold in all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Figures and tables of lab 08: what is drawn is what was given or predicted; what is still to do is said."""
 
-from __future__ import annotations
-
 import ast
 from dataclasses import replace
 from pathlib import Path

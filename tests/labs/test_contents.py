@@ -1,7 +1,5 @@
 """The set of labs: what the catalogue says is what the labs say, and links lead from one to the next."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from pathlib import Path

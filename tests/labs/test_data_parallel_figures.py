@@ -1,7 +1,5 @@
 """The figures of lab 03: of the student's own functions, drawn or still to do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

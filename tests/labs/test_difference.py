@@ -1,7 +1,5 @@
 """A student's answer beside the solution: the exercise's part only, nothing executed, everything escaped."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta

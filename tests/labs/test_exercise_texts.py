@@ -1,7 +1,5 @@
 """Sentences of exercises, in Markdown beside their code: each key has its sentences, each sentence its key."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

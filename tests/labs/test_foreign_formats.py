@@ -1,7 +1,5 @@
 """Lab 13's look at other formats: what pickles name, and the pieces that another number of ranks reads."""
 
-from __future__ import annotations
-
 import io
 import pickle
 from collections import OrderedDict

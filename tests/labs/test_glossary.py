@@ -1,7 +1,5 @@
 """The glossary speaks as the labs do: every term, or what its entry says for it, occurs in the lab it names."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The training script that grows from lab to lab; `test_script_judge.py` runs it at every stage."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 What is looked at of every figure: letters of 9 pixels in a notebook, none cut by an edge, none on another.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The instructor's pages: the table is made of what was measured, sums are sums, and every command exists."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

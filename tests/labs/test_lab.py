@@ -1,7 +1,5 @@
 """The lab a student holds: language, checks, hints, predictions, progress."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The number of processes in the contents is what the lab's checks, its `%%ranks` cells and its runs ask for."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

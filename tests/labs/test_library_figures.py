@@ -1,7 +1,5 @@
 """Figures and tables of lab 12: what is shown is what was given; what is missing, or still to do, is said."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

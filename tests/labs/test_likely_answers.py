@@ -3,11 +3,7 @@
 Each wrong one is refused for what it does; each right one is accepted.
 """
 
-from __future__ import annotations
-
-import importlib
 import math
-import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -16,18 +12,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-import dlojz.labs
 from dlojz.by_hand.tensor.operators import add_up
 from dlojz.labs.kit.exercise import judge
 from dlojz.labs.lab09_optimizers.exercises_compression import compress, read, write
-from tests.labs.bank import first_of_each
+from tests.labs.bank import exercises_of_all_labs, first_of_each
 
-EXERCISES: dict[str, Any] = {
-    one.id: one
-    for module in pkgutil.iter_modules(dlojz.labs.__path__)
-    if module.name.startswith("lab")
-    for one in importlib.import_module(f"dlojz.labs.{module.name}").EXERCISES
-}
+EXERCISES = exercises_of_all_labs()
 
 # ---- labs 01 to 07
 

@@ -1,7 +1,5 @@
 """Links of the notebooks: each leads to a file that `make lab` serves."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """The figures and questions of lab 02: of the student's own functions, drawn or still to do."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -14,12 +12,7 @@ from dlojz.labs import NotDone
 from dlojz.labs.kit.exercise import Verdict
 from dlojz.labs.lab02_memory import figures
 from dlojz.labs.lab02_memory import figures as time_figures
-from dlojz.labs.lab02_memory.exercises import (
-    asked,
-    bytes_per_parameter,
-    data_parallel_bytes,
-    states_table,
-)
+from dlojz.labs.lab02_memory.exercises import asked, bytes_per_parameter, data_parallel_bytes, states_table
 from dlojz.labs.lab02_memory.exercises_recompute import cheapest_plan, plans_table
 from dlojz.planner.activation_budget import plan_activations
 from dlojz.prediction.rules_of_thumb import RULES

@@ -3,8 +3,6 @@
 A mistake that only one case shows is named by that case alone; where a result is a single number, it may fit by chance.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Iterator

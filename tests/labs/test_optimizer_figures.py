@@ -1,7 +1,5 @@
 """The figures of lab 09 draw what the student's functions give, what was predicted, and what was measured."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

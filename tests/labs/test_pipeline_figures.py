@@ -1,7 +1,5 @@
 """Figures and tables of lab 05: what is drawn is what was given; what is still to do is said."""
 
-from __future__ import annotations
-
 import io
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +15,7 @@ from dlojz.labs.kit import figures as sheet
 from dlojz.labs.kit.exercise import Verdict
 from dlojz.labs.lab05_pipeline import figures
 from dlojz.labs.lab05_pipeline import figures as measures
-from dlojz.labs.lab05_pipeline.exercises_orders import (
-    kept,
-    pipeline_step,
-)
+from dlojz.labs.lab05_pipeline.exercises_orders import kept, pipeline_step
 from dlojz.labs.lab05_pipeline.exercises_runs import first_fit, stale_sgd
 from dlojz.pipeline.exchange_formats import from_csv
 from dlojz.pipeline.optimum.shortest_schedule import optimum

@@ -1,7 +1,5 @@
 """How far a prediction is from its figure: gap, margin and their words, with values worked out by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Where a student stands in all labs: read from files that may be damaged, told in a table, a sentence and JSON."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """The prose of the labs: questions with answers out of sight, hints, words that stay away, sources of figures."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

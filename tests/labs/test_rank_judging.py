@@ -1,7 +1,5 @@
 """Answers that run on ranks: every usual fault of parallel code is told by its name, forward and backward."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A damaged notebook is put right: locked cells restored, answers and the student's own cells kept, nothing lost."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -132,7 +130,7 @@ def test_without_its_metadata_name_and_folder_tell_which_it_was(tmp_path: Path) 
     assert sources(path) == sources(SHIPPED)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_any_cells_lost_changed_or_moved_come_back(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -1,7 +1,5 @@
 """The judge of the growing script, on real processes: each lab's solution is right, and mistakes are named."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -412,10 +410,7 @@ def test_judge_script_calls_no_answer_wrong_for_a_library_of_the_course_that_is_
     language: Language, sentence: str, tmp_path: Path
 ) -> None:
     use_language(language)
-    try:
-        verdict = judged(0, ABSENT, tmp_path)
-    finally:
-        use_language("en")
+    verdict = judged(0, ABSENT, tmp_path)
     assert (verdict.state, verdict.message) == ("note", sentence)
 
 

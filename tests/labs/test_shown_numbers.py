@@ -5,8 +5,6 @@ A format of Python's own writes an English point, comma or percent sign in eithe
 a tensor or a dictionary is shown as Python writes it, for it is code.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The site: a page of each module from its docstrings, beside the book that links to it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The source of a lab: both languages, one code, nothing of the solutions in the student notebooks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

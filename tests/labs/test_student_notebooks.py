@@ -1,7 +1,5 @@
 """Notebooks of the students in a folder of theirs: complete, linked to the code, never over what is there."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

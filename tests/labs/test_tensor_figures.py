@@ -1,7 +1,5 @@
 """Figures and tables of lab 06: what is drawn is what was given; what is still to do is said."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

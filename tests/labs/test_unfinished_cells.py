@@ -1,7 +1,5 @@
 """Cells of a lab that need an exercise still to do say so in one sentence; every other error is shown as ever."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import nbformat

@@ -3,8 +3,6 @@
 They are kept as they were written, from the statements alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,32 +16,10 @@ from torch import nn
 
 from dlojz.base.language import use_language
 from dlojz.by_hand.tensor.operators import add_up, copy, gather_tokens, scatter_tokens
-from dlojz.labs import (
-    lab02_memory,
-    lab03_data_parallel,
-    lab04_zero,
-    lab05_pipeline,
-    lab06_tensor,
-    lab09_optimizers,
-    lab10_experts,
-    lab11_compression,
-    lab12_libraries,
-)
 from dlojz.labs.kit.exercise import judge
-from tests.labs.bank import first_of_each
+from tests.labs.bank import exercises_of_all_labs, first_of_each
 
-LABS = (
-    lab02_memory,
-    lab03_data_parallel,
-    lab04_zero,
-    lab05_pipeline,
-    lab06_tensor,
-    lab09_optimizers,
-    lab10_experts,
-    lab11_compression,
-    lab12_libraries,
-)
-EXERCISES: dict[str, Any] = {one.id: one for lab in LABS for one in lab.EXERCISES}
+EXERCISES = exercises_of_all_labs()
 
 # ---- lab 02
 

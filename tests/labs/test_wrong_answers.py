@@ -3,8 +3,6 @@
 The answers are written the way a student would write them, not with the variants that the judges compare with.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -33,40 +31,8 @@ def last_gap(losses: list[float], reference: list[float]) -> float:
     return abs(losses[-1] / reference[-1] - 1)
 
 
-def silent_about_lengths(losses: list[float], reference: list[float]) -> float:
-    return max(abs(a - b) / b for a, b in zip(losses, reference))  # noqa: B905 - the mistake itself
-
-
-def signed_gap(losses: list[float], reference: list[float]) -> float:
-    return max(a / b - 1 for a, b in zip(losses, reference, strict=True))
-
-
-def absolute_gap(losses: list[float], reference: list[float]) -> float:
-    return max(abs(a - b) for a, b in zip(losses, reference, strict=True))
-
-
 def unscaled(q: Any, k: Any, v: Any) -> Any:
     return F.softmax(torch.einsum("td,sd->ts", q, k), dim=1) @ v
-
-
-def scaled_by_width(q: Any, k: Any, v: Any) -> Any:
-    return ((q @ k.T) / q.size(1)).softmax(dim=1) @ v
-
-
-def softmax_over_queries(q: Any, k: Any, v: Any) -> Any:
-    return torch.softmax(q @ k.T / math.sqrt(q.size(1)), dim=0) @ v
-
-
-def no_softmax(q: Any, k: Any, v: Any) -> Any:
-    return (q @ k.T / math.sqrt(q.size(1))) @ v
-
-
-def weights_only(q: Any, k: Any, v: Any) -> Any:
-    return torch.softmax(q @ k.T / math.sqrt(q.size(1)), dim=1)
-
-
-def keys_not_transposed(q: Any, k: Any, v: Any) -> Any:
-    return torch.softmax(q @ k / math.sqrt(q.size(1)), dim=1) @ v
 
 
 def one_head(x: Any, qkv: Any, out: Any, num_heads: int) -> Any:
@@ -127,24 +93,12 @@ def channels_last(image: Any, patch: int) -> Any:
     )
 
 
-def still_folded(image: Any, patch: int) -> Any:
-    return F.unfold(image[None], patch, stride=patch)[0]
-
-
 def class_at_the_end(patches: Any, projection: Any, token: Any, position: Any) -> Any:
     return torch.vstack([patches @ projection, token]) + position
 
 
 def class_without_position(patches: Any, projection: Any, token: Any, position: Any) -> Any:
     return torch.vstack([token, patches @ projection + position[1:]])
-
-
-def no_class_token(patches: Any, projection: Any, token: Any, position: Any) -> Any:
-    return patches @ projection + position[1:]
-
-
-def no_position(patches: Any, projection: Any, token: Any, position: Any) -> Any:
-    return torch.vstack([token, patches @ projection])
 
 
 def bias_loop(table: Any, side: int, pick: Callable[..., Any]) -> Any:
@@ -154,14 +108,6 @@ def bias_loop(table: Any, side: int, pick: Callable[..., Any]) -> Any:
             rows, columns = query // side - key // side, query % side - key % side
             bias[query, key] = pick(table, rows, columns, side)
     return bias
-
-
-def key_minus_query(table: Any, side: int) -> Any:
-    return bias_loop(table, side, lambda table, rows, columns, side: table[side - 1 - rows, side - 1 - columns])
-
-
-def rows_for_columns(table: Any, side: int) -> Any:
-    return bias_loop(table, side, lambda table, rows, columns, side: table[columns + side - 1, rows + side - 1])
 
 
 def negative_indices(table: Any, side: int) -> Any:
@@ -218,10 +164,6 @@ def by_exponentials(q: Any, k: Any, v: Any) -> Any:
     return weights @ v / weights.sum(1, keepdim=True)
 
 
-def query_by_query(q: Any, k: Any, v: Any) -> Any:
-    return torch.stack([torch.softmax(k @ query / len(query) ** 0.5, 0) @ v for query in q])
-
-
 def into_zeros(q: Any, k: Any, v: Any) -> Any:
     weights = F.softmax(torch.matmul(q, k.transpose(-2, -1)) * q.shape[-1] ** -0.5, dim=-1)
     means = torch.zeros(len(q), v.shape[1])
@@ -260,10 +202,6 @@ def heads_of_the_library(x: Any, qkv: Any, out: Any, num_heads: int) -> Any:
 def heads_stacked(x: Any, qkv: Any, out: Any, num_heads: int) -> Any:
     heads = each_head(x, qkv, num_heads, math.sqrt(x.shape[1] // num_heads))
     return torch.stack(heads, dim=1).flatten(1) @ out
-
-
-def heads_in_double(x: Any, qkv: Any, out: Any, num_heads: int) -> Any:
-    return heads_in_one_view(x.double(), qkv.double(), out.double(), num_heads)
 
 
 def heads_interleaved(x: Any, qkv: Any, out: Any, num_heads: int) -> Any:
@@ -319,10 +257,6 @@ def tiles_by_einsum(image: Any, patch: int) -> Any:
     channels, height, width = image.shape
     tiles = image.reshape(channels, height // patch, patch, width // patch, patch)
     return torch.einsum("crpsq->rscpq", tiles).reshape(-1, channels * patch * patch)
-
-
-def tiles_overlapping(image: Any, patch: int) -> Any:
-    return F.unfold(image[None], patch)[0].T
 
 
 def tiles_transposed(image: Any, patch: int) -> Any:
@@ -418,7 +352,7 @@ BANK: dict[str, list[tuple[Callable[..., Any], str]]] = {
         (lambda message_bytes, dp: message_bytes - message_bytes / dp, "That is half of it"),
         (lambda message_bytes, dp: message_bytes * 2, "Nearly"),
         (lambda message_bytes, dp: (dp - 1) * message_bytes, "naive"),
-        (lambda message_bytes, dp: message_bytes, "the message itself"),
+        (lambda message_bytes, dp: message_bytes, "That is the message itself"),
         (
             lambda message_bytes, dp: 2 * (dp - 1) * message_bytes,
             "You send the whole message at every stage of the ring",
@@ -427,13 +361,11 @@ BANK: dict[str, list[tuple[Callable[..., Any], str]]] = {
         (lambda message_bytes, dp: 2 * dp * (message_bytes / (dp - 1)), "division by"),
         (lambda message_bytes, dp: 2 * message_bytes / dp, "You count one stage in each half"),
         (lambda message_bytes, dp: (2 * dp - 1) * message_bytes / dp, "One stage too many"),
-        (lambda message_bytes, dp: message_bytes // 2 * 2, "That is the message itself"),
     ],
     "same-training": [
         (last_gap, "last step only"),
-        (absolute_gap, "absolute gap"),
-        (signed_gap, "absolute value"),
-        (silent_about_lengths, "strict=True"),
+        (lambda losses, reference: max(abs(a - b) for a, b in zip(losses, reference, strict=True)), "absolute gap"),
+        (lambda losses, reference: max(a / b - 1 for a, b in zip(losses, reference, strict=True)), "absolute value"),
         (
             lambda losses, reference: max(abs(a - reference[step]) / reference[step] for step, a in enumerate(losses)),
             "For 2 losses against 3",
@@ -492,11 +424,11 @@ BANK: dict[str, list[tuple[Callable[..., Any], str]]] = {
     "attention": [
         (detached(attention_exercises.attention), "no gradient reaches q"),
         (unscaled, "not divided by √D"),
-        (scaled_by_width, "divided by D"),
-        (softmax_over_queries, "softmax runs over the queries"),
-        (no_softmax, "softmax is missing"),
-        (weights_only, "product with the values"),
-        (keys_not_transposed, "raised RuntimeError"),
+        (lambda q, k, v: ((q @ k.T) / q.size(1)).softmax(dim=1) @ v, "divided by D"),
+        (lambda q, k, v: torch.softmax(q @ k.T / math.sqrt(q.size(1)), dim=0) @ v, "softmax runs over the queries"),
+        (lambda q, k, v: (q @ k.T / math.sqrt(q.size(1))) @ v, "softmax is missing"),
+        (lambda q, k, v: torch.softmax(q @ k.T / math.sqrt(q.size(1)), dim=1), "product with the values"),
+        (lambda q, k, v: torch.softmax(q @ k / math.sqrt(q.size(1)), dim=1) @ v, "raised RuntimeError"),
         (lambda q, k, v: (q @ k.T).tolist(), "a torch tensor is expected"),
         (lambda q, k, v: by_exponentials(k, q, v), "mat1 and mat2 shapes cannot be multiplied (7x3 and"),
         (lambda q, k, v: by_exponentials(q, k, k), "You take the mean of the keys"),
@@ -550,8 +482,8 @@ BANK: dict[str, list[tuple[Callable[..., Any], str]]] = {
         (plain_view, "runs of pixels"),
         (loop_by_columns, "column by column"),
         (channels_last, "channels come last"),
-        (still_folded, "transpose the result"),
-        (tiles_overlapping, "Your patches overlap"),
+        (lambda image, patch: F.unfold(image[None], patch, stride=patch)[0], "transpose the result"),
+        (lambda image, patch: F.unfold(image[None], patch)[0].T, "Your patches overlap"),
         (tiles_transposed, "Each patch is transposed"),
         (tiles_of_a_square, "shape '[3, 2, 4, 2, 4]' is invalid for input of size"),
         (
@@ -571,8 +503,8 @@ BANK: dict[str, list[tuple[Callable[..., Any], str]]] = {
         (lambda *case: vision_exercises.embed(*case[:3], case[3].detach()), "no gradient reaches the positions"),
         (class_at_the_end, "at the end"),
         (class_without_position, "has got no position"),
-        (no_class_token, "class token is missing"),
-        (no_position, "bag of patches"),
+        (lambda patches, projection, token, position: patches @ projection + position[1:], "class token is missing"),
+        (lambda patches, projection, token, position: torch.vstack([token, patches @ projection]), "bag of patches"),
         (
             lambda a, w, token, position: torch.vstack([token, a @ w]) + position.roll(1, 0),
             "The positions are shifted by one, and the last comes",
@@ -621,7 +553,7 @@ BANK: dict[str, list[tuple[Callable[..., Any], str]]] = {
         (lambda width: 4 * (12 * width**2 + 13 * width), "In every case your result is 4 times too large"),
     ],
     "attention-cost": [
-        (lambda num_tokens, width: 2 * width * num_tokens**2, "projections, 4 T D²"),
+        (lambda num_tokens, width: 2 * width * num_tokens**2, "That is q kᵀ and the mean of the values"),
         (lambda num_tokens, width: 4 * width**2 * num_tokens, "grows with T²"),
         (lambda num_tokens, width: num_tokens * width * (3 * width + 2 * num_tokens), "output projection"),
         (lambda num_tokens, width: num_tokens * width * (4 * width + num_tokens), "two products with T² D"),
@@ -629,15 +561,12 @@ BANK: dict[str, list[tuple[Callable[..., Any], str]]] = {
         (lambda t, d: 12 * t * d**2 + 2 * t**2 * d, "You count the MLP too"),
         (lambda t, d: 4 * d * t**2 + 2 * d**2 * t, "T and D are swapped"),
         (lambda t, d: 4 * t * d**2 + 2 * t * d, "Scores and mean grow with T²: every query meets every"),
-        (lambda t, d: 2 * t**2 * d, "That is q kᵀ and the mean of the values"),
         (lambda t, d: 4 * d**2 + 2 * t * d, "should be"),
         (lambda t, d: t * d**2 + 2 * t**2 * d, "You count one projection"),
         (lambda t, d: 4 * t * d**2 + 2 * t**2, "A score is a dot product of D terms, so T² D"),
     ],
     "relative-bias": [
         (detached(position_exercises.relative_bias), "no gradient reaches the table"),
-        (key_minus_query, "sign is reversed"),
-        (rows_for_columns, "swapped"),
         (negative_indices, "an index starts at 0"),
         (lambda table, side: table, "You return the table"),
         (
@@ -722,7 +651,7 @@ OTHER_RIGHT_ANSWERS: list[tuple[str, Callable[..., Any]]] = [
     ("same-training", gap_by_torch),
     ("same-training", gap_in_double),
     ("attention", by_exponentials),
-    ("attention", query_by_query),
+    ("attention", lambda q, k, v: torch.stack([torch.softmax(k @ query / len(query) ** 0.5, 0) @ v for query in q])),
     ("attention", into_zeros),
     ("attention", lambda q, k, v: torch.softmax(q / q.shape[1] ** 0.5 @ k.mT, -1).matmul(v)),
     ("attention", lambda q, k, v: F.log_softmax(torch.inner(q, k) / math.sqrt(k.shape[1]), dim=1).exp() @ v),
@@ -734,7 +663,7 @@ OTHER_RIGHT_ANSWERS: list[tuple[str, Callable[..., Any]]] = [
     ("multi-head", heads_projected_alone),
     ("multi-head", heads_of_the_library),
     ("multi-head", heads_stacked),
-    ("multi-head", heads_in_double),
+    ("multi-head", lambda x, qkv, out, num_heads: heads_in_one_view(x.double(), qkv.double(), out.double(), num_heads)),
     ("multi-head", lambda *case: heads_in_one_view(*case).contiguous().clone()),
     ("patches", tiles_unfolded),
     ("patches", tiles_in_place),

@@ -4,10 +4,8 @@ The answers are written the way a student would write them, not with the variant
 """
 # ruff: noqa: PLC3002 - an answer that takes one more name fits on its line
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import partial, reduce
 from itertools import accumulate, product
@@ -42,10 +40,9 @@ from dlojz.labs.lab02_memory.exercises_recompute import (
 )
 from dlojz.planner.activation_budget import block_tables, cheapest
 from tests.labs.answers import checkpointed
-from tests.labs.bank import BankTests
+from tests.labs.bank import Answer, BankTests
 
 EXERCISES = {one.id: one for one in lab02_memory.EXERCISES if not isinstance(one, Challenge)}
-Answer = Callable[..., Any]
 
 
 def forgot_return(*arguments: Any) -> None:
@@ -70,33 +67,13 @@ def half_moments(precision: str, optimizer: str) -> int:
     return TABLE[precision] + MOMENTS[optimizer] // (2 if precision.startswith("bf16") else 1)
 
 
-def one_moment(precision: str, optimizer: str) -> int:
-    return TABLE[precision] + (0 if optimizer == "sgd" else 4)
-
-
-def always_adam(precision: str, optimizer: str) -> int:
-    return TABLE[precision] + 8
-
-
-def no_gradients(precision: str, optimizer: str) -> int:
-    return {"fp32": 4, "autocast": 4}.get(precision, 6) + MOMENTS[optimizer]
-
-
 def rule_of_twenty(precision: str, optimizer: str) -> int:
     return from_a_table(precision, optimizer) + (2 if precision == "bf16_fp32_gradients" else 0)
-
-
-def always_sixteen(precision: str, optimizer: str) -> int:
-    return 16
 
 
 def maxima_added(samples: Any) -> int:
     names = {name for sample in samples for name in sample}
     return sum(max(sample.get(name, 0) for sample in samples) for name in names)
-
-
-def all_elements(s: int, b: int, h: int, a: int) -> float:
-    return s * b * h * (17 + 2.5 * a * s / h)
 
 
 def by_parts(s: int, b: int, h: int, a: int) -> int:
@@ -116,14 +93,6 @@ def batch_by_trying(taken: Answer, limit: int) -> int:
     while taken(batch + 1) <= limit:
         batch += 1
     return batch
-
-
-def batch_of_proportion(taken: Answer, limit: int) -> int:
-    return int(limit / taken(1))
-
-
-def batch_without_states(taken: Answer, limit: int) -> int:
-    return int(limit // ((taken(16) - taken(8)) / 8))
 
 
 def batch_rounded_up(taken: Answer, limit: int) -> int:
@@ -177,22 +146,21 @@ def last_segment_lost(blocks: Any, x: Any, per_segment: int) -> Any:
     return x
 
 
-def reentrant(blocks: Any, x: Any, per_segment: int) -> Any:
-    for start in range(0, len(blocks), per_segment):
-        x = checkpoint(nn.Sequential(*blocks[start : start + per_segment]), x, use_reentrant=True)
-    return x
+def in_segments(run: Answer) -> Answer:
+    """Each segment is run by `run(segment, what the one before gives, the input of the model)`."""
+
+    def answer(blocks: Any, x: Any, per_segment: int) -> Any:
+        y = x
+        for start in range(0, len(blocks), per_segment):
+            y = run(nn.Sequential(*blocks[start : start + per_segment]), y, x)
+        return y
+
+    return answer
 
 
 def without_graph(blocks: Any, x: Any, per_segment: int) -> Any:
     with torch.no_grad():
         return plain_loop(blocks, x, per_segment)
-
-
-def detached(blocks: Any, x: Any, per_segment: int) -> Any:
-    for start in range(0, len(blocks), per_segment):
-        segment = nn.Sequential(*blocks[start : start + per_segment])
-        x = checkpoint(segment, x.detach(), use_reentrant=False)
-    return x
 
 
 def late_binding(blocks: Any, x: Any, per_segment: int) -> Any:
@@ -205,32 +173,11 @@ def late_binding(blocks: Any, x: Any, per_segment: int) -> Any:
     return x
 
 
-def other_masks(blocks: Any, x: Any, per_segment: int) -> Any:
-    for start in range(0, len(blocks), per_segment):
-        segment = nn.Sequential(*blocks[start : start + per_segment])
-        x = checkpoint(segment, x, use_reentrant=False, preserve_rng_state=False)
-    return x
-
-
-def from_the_input(blocks: Any, x: Any, per_segment: int) -> Any:
-    for start in range(0, len(blocks), per_segment):
-        y = checkpoint(nn.Sequential(*blocks[start : start + per_segment]), x, use_reentrant=False)
-    return y
-
-
-def all_to_the_host(model: Any, host: Any) -> Any:
-    return host.store, host.fetch
-
-
 def parameters_by_type(model: Any, host: Any) -> Any:
     def pack(tensor: Any) -> Any:
         return tensor if isinstance(tensor, nn.Parameter) else host.store(tensor)
 
     return pack, lambda packed: packed if isinstance(packed, torch.Tensor) else host.fetch(packed)
-
-
-def nothing_moved(model: Any, host: Any) -> Any:
-    return (lambda tensor: tensor), (lambda tensor: tensor)
 
 
 def kept_beside(model: Any, host: Any) -> Any:
@@ -249,10 +196,6 @@ def flattened(model: Any, host: Any) -> Any:
 def only_large(model: Any, host: Any) -> Any:
     pack, unpack = offload_hooks(model, host)
     return (lambda tensor: pack(tensor) if tensor.numel() > 50 else tensor), unpack
-
-
-def one_hook(model: Any, host: Any) -> Any:
-    return offload_hooks(model, host)[0]
 
 
 CHOICES = ("keep", "recompute", "offload")
@@ -624,11 +567,10 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
     "bytes-per-parameter": [
         (no_master, "master copy is missing"),
         (half_moments, "moments in the precision of the weights"),
-        (one_moment, "two moments per parameter"),
-        (always_adam, "SGD keeps nothing"),
-        (no_gradients, "gradients are missing"),
+        (lambda precision, optimizer: TABLE[precision] + (0 if optimizer == "sgd" else 4), "two moments per parameter"),
+        (lambda precision, optimizer: TABLE[precision] + 8, "SGD keeps nothing"),
         (rule_of_twenty, "rule of 20 bytes"),
-        (always_sixteen, "Your function returns 16 in every case"),
+        (lambda precision, optimizer: 16, "Your function returns 16 in every case"),
         (forgot_return, "end it with return"),
         (lambda p, o: 8 * from_a_table(p, o), "In every case your result is 8 times too large"),
         (lambda p, o: from_a_table(p, o) - 2 * p.startswith("bf16"), "Your master copy takes 2 bytes"),
@@ -672,7 +614,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda s, b, h, a: 32 * s * b * h + 4 * a * s * s * b, "dropout masks are missing"),
         (lambda s, b, h, a: 30 * s * b * h + 5 * a * s * s * b, "layer norms are missing"),
         (lambda s, b, h, a: 26 * s * b * h + 5 * a * s * s * b, "two tensors of width 4 h"),
-        (all_elements, "takes 2 bytes"),
+        (lambda s, b, h, a: s * b * h * (17 + 2.5 * a * s / h), "takes 2 bytes"),
         (lambda s, b, h, a: s * b * (34 * h + 5 * s), "has its own scores"),
         (lambda s, b, h, a: 34 * s * b * h + 5 * s * s * b * h, "The scores do not have width h"),
         (lambda s, b, h, a: 34 * s * b * h + 5 * a * s * b, "The scores are a square"),
@@ -682,8 +624,8 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda s, b, h, a: 34 * s * b * h + 4 * a * s * s * b, "The mask of the dropout on the scores is missing"),
     ],
     "largest-batch": [
-        (batch_of_proportion, "there once, whatever the batch"),
-        (batch_without_states, "forget the fixed part"),
+        (lambda taken, limit: int(limit / taken(1)), "there once, whatever the batch"),
+        (lambda taken, limit: int(limit // ((taken(16) - taken(8)) / 8)), "forget the fixed part"),
         (batch_rounded_up, "round up"),
         (batch_negative, "negative batch"),
         (batch_from_one_and_two, "Ask for 8 and 16"),
@@ -735,12 +677,21 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (whole_model, "your segments are too long"),
         (nested, "runs 3 times"),
         (last_segment_lost, "these never run: 6"),
-        (from_the_input, "must begin with what the one before gives"),
-        (reentrant, "use_reentrant=False"),
-        (detached, "a detach cuts all that comes before it"),
+        (
+            in_segments(lambda segment, y, x: checkpoint(segment, x, use_reentrant=False)),
+            "must begin with what the one before gives",
+        ),
+        (in_segments(lambda segment, y, x: checkpoint(segment, y, use_reentrant=True)), "use_reentrant=False"),
+        (
+            in_segments(lambda segment, y, x: checkpoint(segment, y.detach(), use_reentrant=False)),
+            "a detach cuts all that comes before it",
+        ),
         (without_graph, "no parameter gets a gradient"),
         (late_binding, "sees the last value of the loop's variables"),
-        (other_masks, "same mask twice"),
+        (
+            in_segments(lambda s, y, x: checkpoint(s, y, use_reentrant=False, preserve_rng_state=False)),
+            "same mask twice",
+        ),
         (forgot_return, "end it with return"),
         (
             lambda blocks, x, per: checkpointed(blocks, x, max(1, len(blocks) // per)),
@@ -764,13 +715,13 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda blocks, x, per: checkpointed(blocks, x, 2), "After forward, the outputs of 4 blocks are in memory"),
     ],
     "offload": [
-        (all_to_the_host, "bytes of weights"),
+        (lambda model, host: (host.store, host.fetch), "bytes of weights"),
         (parameters_by_type, "bytes of weights"),
-        (nothing_moved, "nothing has gone to the host"),
+        (lambda model, host: ((lambda tensor: tensor), (lambda tensor: tensor)), "nothing has gone to the host"),
         (kept_beside, "never fetched"),
         (flattened, "exactly the tensor that pack was given"),
         (only_large, "all that is saved but the weights"),
-        (one_hook, "Two functions are expected"),
+        (lambda model, host: offload_hooks(model, host)[0], "Two functions are expected"),
         (forgot_return, "return pack, unpack"),
         (
             lambda model, host: tuple(reversed(offload_hooks(model, host))),
@@ -821,13 +772,12 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
     ],
     "exposed-seconds": [
         (lambda moved, link, forward: 2 * moved / link, "only what is longer"),
-        (lambda moved, link, forward: max(0, moved / link - forward), "way out"),
+        (lambda moved, link, forward: max(0, moved / link - forward), "That is the way out"),
         (lambda moved, link, forward: max(0, 2 * moved / link - 3 * forward), "spare time"),
         (lambda moved, link, forward: 2 * max(0, moved / link - forward), "twice as long"),
         (lambda moved, link, forward: 2 * moved / link - 3 * forward, "max(0, …)"),
         (lambda m, w, f: max(0, m * w - f) + max(0, m * w - 2 * f), "You multiply bytes by bytes per second"),
         (lambda m, w, f: max(0, m / w - 2 * f), "That is the way back"),
-        (lambda m, w, f: max(0, m / w - f, m / w - 2 * f), "That is the way out"),
         (
             lambda m, w, f: max(0, m / w - f) + max(0, m / w - f / 2),
             "Backward takes twice as long as forward, not half as",

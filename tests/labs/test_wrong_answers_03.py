@@ -4,8 +4,6 @@ The answers are written the way a student would write them, not with the variant
 """
 # ruff: noqa: PLC3002 - an answer that takes one more name fits on its line
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -22,10 +20,9 @@ from dlojz.labs.kit.exercise import Challenge, judge
 from dlojz.labs.lab03_data_parallel.exercises_ddp import fill_buckets
 from dlojz.labs.lab03_data_parallel.exercises_ring import fit_alpha_beta, ring_seconds
 from dlojz.labs.lab03_data_parallel.exercises_scaling import FEW_MESSAGES
-from tests.labs.bank import BankTests
+from tests.labs.bank import Answer, BankTests
 
 EXERCISES = {one.id: one for one in lab03_data_parallel.EXERCISES if not isinstance(one, Challenge)}
-Answer = Callable[..., Any]
 
 
 def neighbours() -> tuple[int, int, int, int]:
@@ -33,16 +30,26 @@ def neighbours() -> tuple[int, int, int, int]:
     return rank, size, (rank + 1) % size, (rank - 1) % size
 
 
-def ring(x: Any) -> None:
+def passed_round(x: Any, rounds: int, keep: Answer) -> Any:
+    """In `rounds` times around the ring, but for its last step, `keep` makes of chunk and arrival what stays."""
     rank, size, right, left = neighbours()
-    chunks = list(torch.chunk(x, size))
-    for step in range(2 * (size - 1)):
+    chunks = x.view(size, -1)
+    for step in range(rounds * (size - 1)):
         sending = dist.isend(chunks[(rank - step) % size], right)
         arrived = torch.empty_like(chunks[0])
         dist.recv(arrived, left)
         sending.wait()
         kept = chunks[(rank - step - 1) % size]
-        kept.copy_(arrived if step >= size - 1 else kept + arrived)
+        kept.copy_(keep(kept, arrived, step < size - 1))
+    return x
+
+
+def ring(x: Any) -> None:
+    passed_round(x, 2, lambda kept, arrived, adds: kept + arrived if adds else arrived)
+
+
+def ring_half(x: Any) -> Any:
+    return passed_round(x, 1, lambda kept, arrived, adds: kept + arrived)
 
 
 def ring_given_back(x: Any) -> Any:
@@ -65,41 +72,6 @@ def ring_adds_into_the_tuple(x: Any) -> None:
         dist.recv(received, left)
         sending.wait()
         chunks[(rank - step - 1) % size] += received
-
-
-def ring_half(x: Any) -> Any:
-    rank, size, right, left = neighbours()
-    chunks = x.view(size, -1)
-    for step in range(size - 1):
-        sending = dist.isend(chunks[(rank - step) % size], right)
-        arrived = torch.empty_like(chunks[0])
-        dist.recv(arrived, left)
-        sending.wait()
-        chunks[(rank - step - 1) % size] += arrived
-    return x
-
-
-def ring_always_adds(x: Any) -> None:
-    rank, size, right, left = neighbours()
-    chunks = x.view(size, -1)
-    for step in range(2 * (size - 1)):
-        sending = dist.isend(chunks[(rank - step) % size], right)
-        arrived = torch.empty_like(chunks[0])
-        dist.recv(arrived, left)
-        sending.wait()
-        chunks[(rank - step - 1) % size] += arrived
-
-
-def ring_starts_again(x: Any) -> None:
-    ring_half(x)
-    rank, size, right, left = neighbours()
-    chunks = x.view(size, -1)
-    for step in range(size - 1):
-        sending = dist.isend(chunks[(rank - step) % size], right)
-        arrived = torch.empty_like(chunks[0])
-        dist.recv(arrived, left)
-        sending.wait()
-        chunks[(rank - step - 1) % size] = arrived
 
 
 def ring_of_whole_tensors(x: Any) -> Any:
@@ -310,24 +282,19 @@ def keeps_old_works(model: Any) -> Callable[[], None]:
     return synchronize
 
 
-def waits_in_the_hook(model: Any) -> Callable[[], None]:
-    def hook(parameter: Any) -> None:
-        parameter.grad.div_(dist.get_world_size())
-        dist.all_reduce(parameter.grad, async_op=True).wait()
+def in_each_hook(send: Answer) -> Answer:
+    """What is sent is divided before, in a hook; afterwards there is nothing to wait for."""
 
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(hook)
-    return lambda: None
+    def answer(model: Any) -> Callable[[], None]:
+        def hook(parameter: Any) -> None:
+            parameter.grad.div_(dist.get_world_size())
+            send(parameter.grad)
 
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(hook)
+        return lambda: None
 
-def blocks_in_the_hook(model: Any) -> Callable[[], None]:
-    def hook(parameter: Any) -> None:
-        parameter.grad.div_(dist.get_world_size())
-        dist.all_reduce(parameter.grad)
-
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(hook)
-    return lambda: None
+    return answer
 
 
 def sends_after_backward(model: Any) -> Callable[[], None]:
@@ -341,38 +308,22 @@ def sends_after_backward(model: Any) -> Callable[[], None]:
     return synchronize
 
 
-def calls_synchronize(model: Any) -> Any:
-    return hooked(model)()
+def accumulate(
+    scaled: Answer = lambda loss, count: loss / count,
+    before: Answer = lambda model: None,
+    after: Answer = lambda model: None,
+    end: Answer = average,
+) -> Answer:
+    """The losses as `scaled`, and what is done before and after each backward pass, and at the end."""
 
+    def answer(model: Any, micro_batches: Any) -> None:
+        for inputs, targets in micro_batches:
+            before(model)
+            scaled(F.cross_entropy(model(inputs), targets), len(micro_batches)).backward()
+            after(model)
+        end(model)
 
-def accumulate(model: Any, micro_batches: Any) -> None:
-    for inputs, targets in micro_batches:
-        (F.cross_entropy(model(inputs), targets) / len(micro_batches)).backward()
-    average(model)
-
-
-def accumulate_sum(model: Any, micro_batches: Any) -> None:
-    for inputs, targets in micro_batches:
-        F.cross_entropy(model(inputs), targets).backward()
-    average(model)
-
-
-def accumulate_forgetting(model: Any, micro_batches: Any) -> None:
-    for inputs, targets in micro_batches:
-        model.zero_grad()
-        (F.cross_entropy(model(inputs), targets) / len(micro_batches)).backward()
-    average(model)
-
-
-def accumulate_talking(model: Any, micro_batches: Any) -> None:
-    for inputs, targets in micro_batches:
-        (F.cross_entropy(model(inputs), targets) / len(micro_batches)).backward()
-        average(model)
-
-
-def accumulate_alone(model: Any, micro_batches: Any) -> None:
-    for inputs, targets in micro_batches:
-        (F.cross_entropy(model(inputs), targets) / len(micro_batches)).backward()
+    return answer
 
 
 def accumulate_in_one_pass(model: Any, micro_batches: Any) -> None:
@@ -907,8 +858,8 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
     "ring-all-reduce": [
         (ring_half, "That is the reduce-scatter"),
         (ring_adds_into_the_tuple, "gives a tuple of views: write into a view"),
-        (ring_always_adds, "you still add what arrives"),
-        (ring_starts_again, "starts with the wrong chunk"),
+        (lambda x: passed_round(x, 2, lambda kept, arrived, adds: kept + arrived), "you still add what arrives"),
+        (lambda x: passed_round(ring_half(x), 1, lambda kept, arrived, adds: arrived), "starts with the wrong chunk"),
         (ring_of_whole_tensors, "Send one chunk per step"),
         (ring_sends_first, "Deadlock between ranks"),
         (ring_one_step_short, "rank 0"),
@@ -1035,10 +986,10 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda model: hooked(model, mean=False, wait=False), "its result is thrown away"),
         (lambda model: hooked(model, late_division=True), "right after sending"),
         (keeps_old_works, "Empty the list"),
-        (waits_in_the_hook, "wait() is called in the hook"),
-        (blocks_in_the_hook, "each hook waits for its all-reduce"),
+        (in_each_hook(lambda g: dist.all_reduce(g, async_op=True).wait()), "wait() is called in the hook"),
+        (in_each_hook(lambda g: dist.all_reduce(g, op=dist.ReduceOp.SUM)), "each hook waits for its all-reduce"),
         (sends_after_backward, "none leaves before backward has ended"),
-        (calls_synchronize, "must return the function synchronize"),
+        (lambda model: hooked(model)(), "must return the function synchronize"),
         (lambda model: lambda: None, "Every rank keeps its own part"),
         (lambda model: (average(model), lambda: None)[1], "'NoneType' object has no attribute"),
         (lambda model: lambda: average(model), "The gradients are right, but none leaves before"),
@@ -1059,10 +1010,10 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda model: None, "Your function must return the function synchronize,"),
     ],
     "accumulation": [
-        (accumulate_sum, "as many times too large as there are micro-batches"),
-        (accumulate_forgetting, "Only the last micro-batch counts, divided"),
-        (accumulate_talking, "communicated 3 times"),
-        (accumulate_alone, "Every rank keeps its own part"),
+        (accumulate(scaled=lambda loss, count: loss), "as many times too large as there are micro-batches"),
+        (accumulate(before=lambda model: model.zero_grad()), "Only the last micro-batch counts, divided"),
+        (accumulate(after=average, end=lambda model: None), "communicated 3 times"),
+        (accumulate(end=lambda model: None), "Every rank keeps its own part"),
         (accumulate_in_one_pass, "one forward pass reads"),
         (accumulate_losses, "Call backward in the loop"),
         (
@@ -1076,14 +1027,8 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
             lambda model, mb: [(F.cross_entropy(model(x), y) / len(y)).backward() for x, y in mb] and average(model),
             "You divide each loss by the number of samples of a",
         ),
-        (
-            lambda model, mb: [(F.cross_entropy(model(x), y) / len(mb)).backward() for x, y in mb] and only_sums(model),
-            "The gradient of 0.weight is 2 times too large, as many",
-        ),
-        (
-            lambda model, mb: [(F.cross_entropy(model(x), y) / 2).backward() for x, y in mb] and average(model),
-            "You divide by 2 whatever the number of micro-batches",
-        ),
+        (accumulate(end=only_sums), "The gradient of 0.weight is 2 times too large, as many"),
+        (accumulate(scaled=lambda loss, count: loss / 2), "You divide by 2 whatever the number of micro-batches"),
         (
             lambda model, mb: (F.cross_entropy(model(mb[0][0]), mb[0][1]).backward(), average(model))[1],
             "Only the first micro-batch counts",
@@ -1153,10 +1098,6 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
             "A rank always reads the same part of the data, in",
         ),
         (
-            lambda num_samples, rank, size, epoch, seed: permuted(num_samples, seed + epoch)[: num_samples // size],
-            "Every rank reads the same samples",
-        ),
-        (
             lambda num_samples, rank, size, epoch, seed: range(
                 rank * (num_samples // size), (rank + 1) * (num_samples // size)
             ),
@@ -1186,7 +1127,6 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
             lambda step, r, k, n: warm(step, r, k, n) if step <= n else r,
             "After the warm-up your rate falls back to base_rate",
         ),
-        (lambda step, r, k, n: r * (1 + min(1, step // n) * (k - 1)), "That is a jump at the end of the warm-up"),
         (lambda step, r, k, n: warm(step, r, 1 + k, n), "You rise by scale times the base rate, and arrive at"),
         (lambda step, r, k, n: warm(step, r, k, n - 1), "You arrive one step too early"),
     ],
@@ -1201,7 +1141,7 @@ REFERENCES: dict[str, Answer] = {
     "average-gradients": average,
     "buckets": buckets_right,
     "overlap": hooked,
-    "accumulation": accumulate,
+    "accumulation": accumulate(),
     "sampler": shard,
     "learning-rate": warm,
 }

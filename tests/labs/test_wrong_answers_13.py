@@ -1,7 +1,5 @@
 """The bank of wrong answers of lab 13: states, a save in the background, its interval, sealed folders."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json
@@ -10,7 +8,6 @@ import os
 import shutil
 import threading
 import zlib
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,10 +18,9 @@ import torch
 
 from dlojz.labs import lab13_checkpoints
 from dlojz.labs.lab13_checkpoints.exercises import best_interval
-from tests.labs.bank import BankTests
+from tests.labs.bank import Answer, BankTests
 
 EXERCISES = {exercise.id: exercise for exercise in lab13_checkpoints.EXERCISES}
-Answer = Callable[..., Any]
 
 
 def pieces_to_read(e: int, old: int, new: int, rank: int) -> list[list[int]]:
@@ -248,10 +244,6 @@ def saved_by_a_function(state: Any, buffers: Any, write: Any) -> Any:
 def saved_by_foreach(state: Any, buffers: Any, write: Any) -> Any:
     torch._foreach_copy_([buffers[name] for name in state], list(state.values()))
     return started(write, buffers)
-
-
-def saved_deep_copies(state: Any, buffers: Any, write: Any) -> Any:
-    return started(write, copy.deepcopy(state))
 
 
 def saved_by_a_class(state: Any, buffers: Any, write: Any) -> Any:
@@ -606,7 +598,7 @@ OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
     ("resume-exactly", resumed_by_exchange),
     ("resume-exactly", resumed_from_a_folder),
     ("save-in-background", saved_by_foreach),
-    ("save-in-background", saved_deep_copies),
+    ("save-in-background", lambda state, buffers, write: started(write, copy.deepcopy(state))),
     ("save-in-background", saved_by_a_class),
     ("save-in-background", saved_by_a_timer),
     ("checkpoint-interval", lambda c, m: [pow(2 * c * m, 0.5), pow(2 * c / m, 0.5)]),

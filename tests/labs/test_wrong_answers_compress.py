@@ -3,9 +3,6 @@
 The answers are written the way a student would write them, not as the faults that the judges compare with.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,10 +19,9 @@ from dlojz.labs.lab11_compression.exercises_serve import cached_attention
 from dlojz.labs.lab11_compression.exercises_train import train_aware, train_pruned
 from tests.labs import student_answers_compress as student
 from tests.labs import student_answers_tuning as tuning
-from tests.labs.bank import BankTests, detached
+from tests.labs.bank import Answer, BankTests, detached
 
 EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES}
-Answer = Callable[..., Any]
 
 
 def softening(way: str = "right") -> Answer:

@@ -3,8 +3,6 @@
 The answers are written the way a student would write them, not with the variants that the judges compare with.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics
@@ -21,14 +19,7 @@ from dlojz.hardware import cluster
 from dlojz.labs import lab08_compromise as lab
 from dlojz.labs.kit.exercise import Challenge, judge
 from dlojz.labs.lab08_compromise.compromise_tables import bloom_layouts
-from dlojz.labs.lab08_compromise.exercises_alpa import (
-    KNOWN,
-    chain_cost,
-    perceptron,
-    plan_of,
-    shortest_step,
-    solve,
-)
+from dlojz.labs.lab08_compromise.exercises_alpa import KNOWN, chain_cost, perceptron, plan_of, shortest_step, solve
 from dlojz.labs.lab08_compromise.exercises_evidence import FEWEST_GPUS, compare_rounds, shares_of_peak
 from dlojz.labs.lab08_compromise.exercises_layouts import best_split, choose, rank_bytes
 from dlojz.planner.alpa.graph import mlp
@@ -36,10 +27,9 @@ from dlojz.planner.alpa.intra_operator import shard
 from dlojz.planner.alpa.mesh import DeviceMesh
 from tests.labs import student_answers_compromise as student
 from tests.labs.answers import programme
-from tests.labs.bank import BankTests
+from tests.labs.bank import Answer, BankTests
 
 EXERCISES = {one.id: one for one in lab.EXERCISES if not isinstance(one, Challenge)}
-Answer = Callable[..., Any]
 
 
 def held(

@@ -3,8 +3,6 @@
 The answers are written the way a student would write them, not with the variants that the judges compare with.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import random
@@ -40,10 +38,9 @@ from dlojz.prediction.link_traffic import crossing
 from dlojz.results.footprint import Traffic
 from tests.labs import student_answers_hybrid as student
 from tests.labs.answers import hybrid_step
-from tests.labs.bank import BankTests
+from tests.labs.bank import Answer, BankTests
 
 EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES}
-Answer = Callable[..., Any]
 
 
 def derived(processes: int, dp: int | None, pp: int | None, tp: int | None) -> list[int]:

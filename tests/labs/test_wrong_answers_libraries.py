@@ -3,11 +3,9 @@
 The answers are written the way a student would write them, not as the faults that the judges compare with.
 """
 
-from __future__ import annotations
-
 import argparse
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -34,10 +32,9 @@ from dlojz.labs.lab12_libraries.stand_ins import (
 )
 from tests.labs import student_answers_libraries as student
 from tests.labs.answers import gather_for_metrics
-from tests.labs.bank import BankTests
+from tests.labs.bank import Answer, BankTests
 
 EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES}
-Answer = Callable[..., Any]
 
 
 def with_engine(way: str = "right") -> Answer:

@@ -3,10 +3,7 @@
 The answers are written the way a student would write them, not as the faults that the judges compare with.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -18,25 +15,12 @@ import torch.nn.functional as F
 from dlojz.labs import lab10_experts as lab
 from dlojz.labs.kit.exercise import Challenge, judge
 from dlojz.labs.lab10_experts.exercises_pacing import SETTINGS, pacing
-from dlojz.labs.lab10_experts.exercises_ranks import (
-    PLACEMENT,
-    average_gradients,
-    busiest_rank,
-    exchange_bytes,
-    mixture,
-)
-from dlojz.labs.lab10_experts.exercises_routing import (
-    balance_loss,
-    capacity,
-    gate,
-    places,
-    two_level_gate,
-)
+from dlojz.labs.lab10_experts.exercises_ranks import PLACEMENT, average_gradients, busiest_rank, exchange_bytes, mixture
+from dlojz.labs.lab10_experts.exercises_routing import balance_loss, capacity, gate, places, two_level_gate
 from tests.labs import student_answers_moe as student
-from tests.labs.bank import BankTests, detached
+from tests.labs.bank import Answer, BankTests, detached
 
 EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES if not isinstance(exercise, Challenge)}
-Answer = Callable[..., Any]
 
 
 def choosing(way: str = "right") -> Answer:

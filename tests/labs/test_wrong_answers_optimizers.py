@@ -3,8 +3,6 @@
 The answers are written the way a student would write them, not with the variants that the judges compare with.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -22,10 +20,9 @@ from dlojz.labs.lab09_optimizers.exercises_compression import compress, compress
 from dlojz.labs.lab09_optimizers.exercises_feedback import FEWER_BYTES
 from dlojz.labs.lab09_optimizers.exercises_updates import ADAM, ADAM_STATES, update_in_backward, update_traffic
 from tests.labs import student_answers_optimizers as student
-from tests.labs.bank import BankTests
+from tests.labs.bank import Answer, BankTests
 
 EXERCISES = {one.id: one for one in lab09_optimizers.EXERCISES if not isinstance(one, Challenge)}
-Answer = Callable[..., Any]
 
 
 def signs(x: Any) -> Any:
@@ -171,15 +168,24 @@ def traffic(operations: Any, states: Any) -> tuple[int, int]:
     return apart, 4 * len(needed) + 4 * len(changed)
 
 
-def hooks(model: Any, make_optimizer: Any) -> None:
-    optimizers = {parameter: make_optimizer([parameter]) for parameter in model.parameters()}
+def hooks(*acts: Answer) -> Answer:
+    """An optimizer for each parameter, with which `acts` are done in turn when its gradient is there."""
 
-    def hook(parameter: Any) -> None:
-        optimizers[parameter].step()
-        optimizers[parameter].zero_grad()
+    def answer(model: Any, make_optimizer: Any) -> None:
+        optimizers = {parameter: make_optimizer([parameter]) for parameter in model.parameters()}
 
-    for parameter in optimizers:
-        parameter.register_post_accumulate_grad_hook(hook)
+        def hook(parameter: Any) -> None:
+            for act in acts:
+                act(optimizers[parameter], parameter)
+
+        for parameter in optimizers:
+            parameter.register_post_accumulate_grad_hook(hook)
+
+    return answer
+
+
+def stepped(optimizer: Any, parameter: Any) -> None:
+    optimizer.step()
 
 
 def one_optimizer_for_all(model: Any, make_optimizer: Any) -> None:
@@ -191,23 +197,6 @@ def one_optimizer_for_all(model: Any, make_optimizer: Any) -> None:
         parameter.grad = None
 
     for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(hook)
-
-
-def hooks_without_freeing(model: Any, make_optimizer: Any) -> None:
-    optimizers = {parameter: make_optimizer([parameter]) for parameter in model.parameters()}
-    for parameter in optimizers:
-        parameter.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
-
-
-def hooks_with_zeros(model: Any, make_optimizer: Any) -> None:
-    optimizers = {parameter: make_optimizer([parameter]) for parameter in model.parameters()}
-
-    def hook(parameter: Any) -> None:
-        optimizers[parameter].step()
-        parameter.grad.zero_()
-
-    for parameter in optimizers:
         parameter.register_post_accumulate_grad_hook(hook)
 
 
@@ -418,8 +407,8 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
     ],
     "update-in-backward": [
         (lambda model, make: None, "No weight has moved"),
-        (hooks_without_freeing, "The gradients are never freed"),
-        (hooks_with_zeros, "zeros take as much room"),
+        (hooks(stepped), "The gradients are never freed"),
+        (hooks(stepped, lambda optimizer, parameter: parameter.grad.zero_()), "zeros take as much room"),
         (hooks_of_a_loop, "Only the last parameter moves"),
         (hooks_too_early, "one step late"),
         (hooks_anew, "made anew in every hook"),
@@ -447,7 +436,7 @@ REFERENCES: dict[str, Answer] = {
     "compressed-bytes": sent,
     "freeze-step": frozen,
     "fused-traffic": traffic,
-    "update-in-backward": hooks,
+    "update-in-backward": hooks(stepped, lambda optimizer, parameter: optimizer.zero_grad()),
     "outer-step": outer,
 }
 OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [

@@ -4,8 +4,6 @@ The answers are written the way a student would write them, not with the variant
 """
 # ruff: noqa: PLC3002 - an answer that takes one more name fits on its line
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from collections.abc import Callable
@@ -19,22 +17,8 @@ import torch.distributed as dist
 
 from dlojz.labs import lab05_pipeline as lab
 from dlojz.labs.kit.exercise import Challenge, judge
-from dlojz.labs.lab05_pipeline.exercises_orders import (
-    BEST,
-    CASES,
-    DEADLOCK_KEPT,
-    FRUGAL,
-    LIMIT,
-    kept,
-    pipeline_step,
-)
-from dlojz.labs.lab05_pipeline.exercises_runs import (
-    first_fit,
-    largest_step,
-    run_stage,
-    smallest_bottleneck,
-    stale_sgd,
-)
+from dlojz.labs.lab05_pipeline.exercises_orders import BEST, CASES, DEADLOCK_KEPT, FRUGAL, LIMIT, kept, pipeline_step
+from dlojz.labs.lab05_pipeline.exercises_runs import first_fit, largest_step, run_stage, smallest_bottleneck, stale_sgd
 from dlojz.pipeline.optimum.shortest_schedule import optimum
 from dlojz.pipeline.orders.zero_bubble import list_schedule
 from dlojz.pipeline.partition import exact
@@ -43,10 +27,9 @@ from dlojz.pipeline.schedule_catalogue import build
 from dlojz.pipeline.simulator import peak_activations, simulate
 from dlojz.pipeline.stale_weights import threshold
 from tests.labs.answers import deepspeed_pipeline, one_f_one_b, unblocked, under_cap, without_bubble
-from tests.labs.bank import BankTests
+from tests.labs.bank import Answer, BankTests
 
 EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES if not isinstance(exercise, Challenge)}
-Answer = Callable[..., Any]
 
 
 def by_slots(p: int, m: int, f: float, b: float) -> list[float]:
@@ -177,10 +160,6 @@ def load_never_reset(weights: Any, limit: int) -> list[int]:
             bounds.append(block)
         load += weight
     return [*bounds, len(weights)]
-
-
-def no_last_bound(weights: Any, limit: int) -> list[int]:
-    return first_fit(weights, limit)[:-1]
 
 
 def fits_recursively(weights: Any, limit: int) -> tuple[int, ...]:
@@ -670,7 +649,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (cut_after, "Look before you add a block"),
         (cut_strictly, ", exactly the limit."),
         (load_never_reset, "stage 1 could take block 2 as well"),
-        (no_last_bound, "the number of blocks"),
+        (lambda weights, limit: first_fit(weights, limit)[:-1], "the number of blocks"),
         (lambda weights, limit: list(range(len(weights) + 1)), "are enough"),
         (lambda weights, limit: len(weights), "A list of whole numbers"),
         (lambda weights, limit: None, "returns nothing"),

@@ -3,10 +3,7 @@
 The answers are written the way a student would write them, not as the faults that the judges compare with.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,11 +21,10 @@ from dlojz.labs import lab06_tensor as lab
 from dlojz.labs.kit.exercise import judge
 from dlojz.labs.lab06_tensor.exercises_plan import compute_seconds, layer_bytes, layer_seconds
 from tests.labs import student_answers_tensor as student
-from tests.labs.bank import BankTests
+from tests.labs.bank import Answer, BankTests
 
 pytestmark = pytest.mark.timeout(900)  # one of the tests makes more than a hundred groups of ranks
 EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES}
-Answer = Callable[..., Any]
 differentiable: Any = torch.distributed.nn.functional
 """Collectives whose backward communicates too: where a student takes one of them for g, gradients count n times."""
 

@@ -4,8 +4,6 @@
 has AdamW make steps that grow with the gradient, so that losses tell a gradient that is twice too large.
 """
 
-from __future__ import annotations
-
 import importlib
 import runpy
 import sys

@@ -1,7 +1,5 @@
 """The catalogue: what is installed, what is not, the lines that change, the command line of a program."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
@@ -119,7 +117,6 @@ def test_absence_names_a_python_without_the_library_as_no_environment(
         said = absence("colossalai") or ""
         assert words in said and "DLOJZ_COLOSSALAI" in said and named in said
         assert "make colossalai" in said and said.count(". ") == 0
-    use_language("en")
 
 
 def test_an_environment_that_was_given_up_half_way_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
 """Colossal-AI in an environment of its own: real runs where that is, and what bridges two versions of torch."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 

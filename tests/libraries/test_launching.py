@@ -3,8 +3,6 @@
 What a script prints and sees is compared with the same script without dlojz.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """The program of Megatron-core, really run: replicas, shared layers and stages, in losses, states and bytes."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

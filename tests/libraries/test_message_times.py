@@ -1,7 +1,5 @@
 """Messages of a program timed from outside: what is exposed, what is hidden, and when nothing is reported."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Programs as a library's user writes them, really run: losses, bytes and memory are those of the lab's own engines."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

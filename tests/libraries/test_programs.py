@@ -1,7 +1,5 @@
 """The programs started alone, by torchrun, as the course prints it: no lab around them."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -166,11 +164,8 @@ def test_a_file_that_says_another_training_is_refused_in_one_sentence(
         words = [*words, "--deepspeed_config", str(tmp_path / "given.json")]
     for language, part in (("en", english), ("fr", french)):
         use_language(language)
-        try:
-            with pytest.raises(SystemExit) as ended:
-                completed(asked(*words))
-        finally:
-            use_language("en")
+        with pytest.raises(SystemExit) as ended:
+            completed(asked(*words))
         assert part in str(ended.value) and "\n" not in str(ended.value)
 
 

@@ -1,7 +1,5 @@
 """A script of one's own, unchanged: started as torchrun starts it, measured from outside, ended like any run."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

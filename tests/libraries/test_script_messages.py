@@ -1,7 +1,5 @@
 """Messages of scripts: those of what wraps a model are predicted, a script's own are counted beside them."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable
 from functools import cache

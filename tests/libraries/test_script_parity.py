@@ -3,8 +3,6 @@
 Each script differs from a right one in the mistake alone.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

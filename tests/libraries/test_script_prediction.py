@@ -1,7 +1,5 @@
 """The prediction of a user's script, made in its first step, beside what its processes then measure."""
 
-from __future__ import annotations
-
 import logging
 import re
 import subprocess

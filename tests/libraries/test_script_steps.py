@@ -1,7 +1,5 @@
 """What a step of a script is: one step of its optimizer, in whatever form, and under whatever loop."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import subprocess

@@ -4,8 +4,6 @@ Nothing is sent: a fake process group stands for the other ranks, and an object 
 engine for that engine, which is built on real ones only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial

@@ -1,7 +1,5 @@
 """The libraries side by side: what their rows read from records, and from nothing where there is none."""
 
-from __future__ import annotations
-
 import io
 from typing import Any, get_args
 

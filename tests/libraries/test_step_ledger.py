@@ -1,7 +1,5 @@
 """What belongs to a step of a script: optimizers that were fed, samples that were trained, losses as printed."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Each is counted without dlojz and run with it, by `benchmarks/strangers.py`: some every day, others in the nightly ones.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks import strangers

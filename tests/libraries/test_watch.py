@@ -1,7 +1,5 @@
 """The watch that is put around a program: what it takes for the training, and what not."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock

@@ -1,7 +1,5 @@
 """Builders of a file of one's own that compute with tensors, in a file that imports torchvision, for the tests."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch

@@ -1,7 +1,5 @@
 """Models of a file of one's own whose weights are in other types than fp32, or frozen in part, for the tests."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Transformers of a file of one's own, for the tests of tensor parallelism."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Models of one's own that read several tensors, for the tests; the example is a dict for the keywords of forward."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Model of a file of one's own that returns no logits alone, for the tests: its file has a loss."""
 
-from __future__ import annotations
-
 from own_models import Pair, example_inputs
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Model of one's own whose example inputs are random numbers: two linear layers."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

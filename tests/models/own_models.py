@@ -1,7 +1,5 @@
 """Models of a file of one's own, for the tests: one that trains, and some that are refused."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Models of one's own that read wide images of one channel and a row of numbers, as two arguments, for the tests."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

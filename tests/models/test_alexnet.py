@@ -1,7 +1,5 @@
 """AlexNet: eight blocks, the sizes of torchvision's."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

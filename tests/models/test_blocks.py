@@ -1,7 +1,5 @@
 """A model is its flat list of blocks; checkpointing changes memory, nothing else."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

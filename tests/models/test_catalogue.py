@@ -1,7 +1,5 @@
 """The catalogue: light to import, plain-spoken when it refuses."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

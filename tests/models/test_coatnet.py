@@ -1,7 +1,5 @@
 """CoAtNet against its paper: parameters, multiply-adds, and what the attention computes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Models from elsewhere: their blocks, parameters and FLOPs against what their packages print, and refusals."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

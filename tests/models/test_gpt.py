@@ -1,7 +1,5 @@
 """GPT: exact sizes, and no token that sees the future."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

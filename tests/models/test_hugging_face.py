@@ -1,7 +1,5 @@
 """Models of transformers from a config.json: the class that it names, against one built and trained by transformers."""
 
-from __future__ import annotations
-
 import gc
 import json
 import time

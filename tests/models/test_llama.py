@@ -1,7 +1,5 @@
 """Llama: exact sizes, rotary positions, grouped queries."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

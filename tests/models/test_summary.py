@@ -1,7 +1,5 @@
 """Counting: attention included, block by block as in one pass, and without a side effect."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

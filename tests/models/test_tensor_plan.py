@@ -1,7 +1,5 @@
 """Plans of tensor parallelism for models from elsewhere: what is found, what is refused, and what a rank computes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -116,11 +114,8 @@ def test_tensor_plan_splits_a_fused_projection_as_its_block_reads_it() -> None:
 def test_tensor_plan_refuses_what_cannot_be_split(name: str, tp: int, english: str, french: str) -> None:
     for language, words in (("en", english), ("fr", french)):
         use_language(language)  # type: ignore[arg-type]
-        try:
-            with pytest.raises(LabError, match=words) as refused:
-                found(name, tp)
-        finally:
-            use_language("en")
+        with pytest.raises(LabError, match=words) as refused:
+            found(name, tp)
         assert "\n" not in str(refused.value)
     with pytest.raises(LabError):
         check_runnable(RunConfig.of(model=name, tp=tp))

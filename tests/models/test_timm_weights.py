@@ -1,7 +1,5 @@
 """With timm's weights, our CoAtNets compute timm's logits."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """ViT against its papers and against timm."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -4,8 +4,6 @@ Invariant: every tensor of timm's model, BatchNorm's statistics included, lands 
 ours, and none of ours is left without one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ Every form is a published or derived formula with the domain where it is exact, 
 same; out of it the figure is None. Stages are equal, sends do not block; `Case` names the symbols.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Asynchronous orders: where updates stand, that nothing deadlocks, that the steady state has no bubble."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """The lower bounds: closed forms where there are some, and nothing ever beats them."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """BPipe: 1F1B's computation, balanced memory, and what its transfers cost."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

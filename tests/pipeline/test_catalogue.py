@@ -1,7 +1,5 @@
 """The catalogue: names, aliases, what an entry tells, and that building chooses what was asked for."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """The trace: slices are the timeline, every message is one arrow that binds to its slices, memory is counted."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Formulas against the simulator, swept over ranks, micro-batches, chunks, times and latency."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

@@ -1,7 +1,5 @@
 """The critical path: a chain without gaps over the whole makespan."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 

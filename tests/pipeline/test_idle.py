@@ -1,7 +1,5 @@
 """Idle time by cause: it adds up, whatever the schedule and the costs, and small cases are as counted by hand."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

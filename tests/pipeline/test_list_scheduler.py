@@ -1,7 +1,5 @@
 """The list scheduler: known schedules come back, each by one knob."""
 
-from __future__ import annotations
-
 import pytest
 
 from dlojz.base.errors import LabError

@@ -1,7 +1,5 @@
 """Peaks of activations against a simulator of exact fractions, written without the package's own."""
 
-from __future__ import annotations
-
 import random
 from fractions import Fraction
 

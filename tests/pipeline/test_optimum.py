@@ -1,7 +1,5 @@
 """The proven optimum: published and known values, from the table, from the bound, and from the solver."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.pipeline_optimum import search

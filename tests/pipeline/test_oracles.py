@@ -1,7 +1,5 @@
 """Known answers: every figure of the oracle table, every published order, and Table 5 of the zero-bubble paper."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

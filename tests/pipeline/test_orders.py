@@ -1,7 +1,5 @@
 """Every schedule of the catalogue can be executed, whatever its size; and what distinguishes some of them."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

@@ -1,7 +1,5 @@
 """The exact cut into stages: known answers, every other cut tried, ties, floats, refusals."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

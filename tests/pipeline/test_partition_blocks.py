@@ -1,7 +1,5 @@
 """What blocks weigh: counts that add up to the model's, times of blocks that ran."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,21 +1,12 @@
 """The cuts of DeepSpeed and torchgpipe: theirs, ties included."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
 from deepspeed.runtime.utils import partition_balanced, partition_uniform
 
 from dlojz.base.errors import LabError
-from dlojz.pipeline.partition import (
-    PEERS,
-    balanced_like_deepspeed,
-    exact,
-    like_torchgpipe,
-    pattern_weights,
-    uniform,
-)
+from dlojz.pipeline.partition import PEERS, balanced_like_deepspeed, exact, like_torchgpipe, pattern_weights, uniform
 
 NAMES = ["Stem", "MBConvBlock", "MBConvBlock", "AttentionBlock", "AttentionBlock", "Head"]
 

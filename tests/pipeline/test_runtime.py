@@ -1,7 +1,5 @@
 """The teaching runtimes on real ranks: the gradients of one process, and the documented updates."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Stale gradients: the stability law against the iteration itself."""
 
-from __future__ import annotations
-
 import pytest
 
 from dlojz.base.errors import LabError

@@ -1,7 +1,5 @@
 """TeraPipe: the order of slices, its closed form, and the lengths of slices against brute force."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 

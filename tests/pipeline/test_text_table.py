@@ -1,7 +1,5 @@
 """The drawing in text: exactly what the timeline says, whatever the width."""
 
-from __future__ import annotations
-
 import pytest
 
 from dlojz.base.errors import LabError
@@ -71,10 +69,7 @@ def test_text_table_has_the_readers_words_and_refuses_a_width_too_small() -> Non
     with pytest.raises(LabError, match="at least 40"):
         text_table(simulate(build("gpipe", 2, 2)), width=10)
     use_language("fr")
-    try:
-        assert "rang 1 .  F0" in text_table(simulate(build("gpipe", 2, 2)))
-    finally:
-        use_language("en")
+    assert "rang 1 .  F0" in text_table(simulate(build("gpipe", 2, 2)))
 
 
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(4, 8), (16, 64)])

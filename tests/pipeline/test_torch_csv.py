@@ -1,7 +1,5 @@
 """Schedules as CSV: torch reads the same actions, what is read back is what was written, and a bad file is refused."""
 
-from __future__ import annotations
-
 import csv
 import io
 from pathlib import Path
@@ -108,12 +106,9 @@ def test_what_torch_cannot_execute_is_told_with_its_reason() -> None:
     assert refused == {"chimera", "dualpipe", "terapipe", "bpipe"} | asynchronous
     assert "on two" in str(told["chimera"]) and "token slices" in str(told["terapipe"])
     use_language("fr")
-    try:
-        assert "sur deux" in str(torch_refusal(build("chimera", 4, 8)))
-        with pytest.raises(LabError, match="ligne 1, colonne 2"):
-            from_csv("0F0,0X1")
-    finally:
-        use_language("en")
+    assert "sur deux" in str(torch_refusal(build("chimera", 4, 8)))
+    with pytest.raises(LabError, match="ligne 1, colonne 2"):
+        from_csv("0F0,0X1")
 
 
 @pytest.mark.parametrize("theirs, ours", [("LoopedBFS", "looped-bfs"), ("DualPipeV", "dualpipe-v")])

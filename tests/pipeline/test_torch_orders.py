@@ -3,8 +3,6 @@
 Nothing is executed: the schedule classes are given stages that are none.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 from unittest import mock

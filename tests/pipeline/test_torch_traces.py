@@ -1,7 +1,5 @@
 """Real traces of torch.profiler: DDP with a late rank, and torch's own pipeline schedules, on gloo processes."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The schedule of traces is recognised, whatever the clocks say; who waits for what, and why, is told."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from unittest import mock

@@ -1,7 +1,5 @@
 """Weight versions and staleness: counted from updates, equal to what the papers state, zero without updates."""
 
-from __future__ import annotations
-
 import pytest
 
 from dlojz.base.errors import LabError

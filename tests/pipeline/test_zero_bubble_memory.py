@@ -1,7 +1,5 @@
 """The zero-bubble heuristic: the paper's own figures, and its limit kept whatever the costs."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

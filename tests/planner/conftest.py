@@ -1,7 +1,5 @@
 """Questions small enough to be answered by hand, and the plans that several tests look at."""
 
-from __future__ import annotations
-
 import pytest
 
 from dlojz.hardware.decoder_size import DecoderSize

@@ -1,7 +1,5 @@
 """Activation budgets: the programme is optimal, its peaks are the forecast's, a budget too small says what works."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise, product
 from typing import Any

@@ -1,7 +1,5 @@
 """The planner on mixtures of experts: what is divided, what is exchanged, what is counted, and what is refused."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

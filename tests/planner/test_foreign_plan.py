@@ -1,7 +1,5 @@
 """Configurations of other programs, weighed and timed: beside published runs, and changed in their own syntax."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -104,7 +102,6 @@ def test_plan_from_prints_keys_figures_and_changes_in_both_languages(
         assert main(["plan", "--from", str(path), "--gpus", "64", "--cluster", "selene"]) == DONE
         out = capfd.readouterr().out
         assert [word for word in words if word not in out] == []
-    use_language("en")
 
 
 def test_plan_from_gives_json_and_says_what_does_not_start(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,5 @@
 """Planning for this machine: what is searched, what is refused, and that the order is the cost model's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

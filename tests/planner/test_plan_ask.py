@@ -1,7 +1,5 @@
 """The front door: what it takes, what it refuses and how, its interval, its tree, and how it shows itself."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """A chosen layout as files: each is read back by the parser of the program that takes it, to the same layout."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from typing import Any
@@ -19,13 +17,7 @@ from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.planner.answer import Choice, Plan
 from dlojz.planner.ask import plan
 from dlojz.planner.explain import code_of
-from dlojz.planner.export import (
-    batch_script,
-    deepspeed_document,
-    megatron_arguments,
-    program,
-    torchrun_arguments,
-)
+from dlojz.planner.export import batch_script, deepspeed_document, megatron_arguments, program, torchrun_arguments
 from dlojz.planner.planned_model import subject
 from dlojz.planner.question import Question
 from dlojz.planner.space import columns_of, copies_of, planned_layout, space_of

@@ -1,7 +1,5 @@
 """One memory: what the planner says of a layout is what the forecast says of its run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The search: nothing is lost by pruning, the front is the front, the figures are the cost model's."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The space: every combination once, each with the reason that a plain reading of the rules gives it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import fields
 

@@ -1,7 +1,5 @@
 """A kind of checkpointing that a model does not bear refuses its own layouts, not the plan."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

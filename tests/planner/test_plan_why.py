@@ -1,7 +1,5 @@
 """Refusals: the reason is true, the figures are the model's, and no smaller change would do."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

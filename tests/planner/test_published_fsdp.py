@@ -3,8 +3,6 @@
 MPT ran with fp32 shards, FlashAttention, fused cross-entropy and no dropout (llm-foundry, `yamls/pretrain/mpt-*.yaml`).
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

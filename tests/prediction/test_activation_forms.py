@@ -1,7 +1,5 @@
 """Activation forms against each other and against schedules; published figures: test_published_memory."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest
@@ -14,12 +12,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.pipeline.schedule_catalogue import build
 from dlojz.pipeline.simulator import peak_activations
 from dlojz.prediction.forecast import forecast, forms_beside
-from dlojz.prediction.rules_of_thumb import (
-    Shape,
-    infinity_checkpoint_bytes,
-    layer_bytes,
-    layer_parts,
-)
+from dlojz.prediction.rules_of_thumb import Shape, infinity_checkpoint_bytes, layer_bytes, layer_parts
 
 GPT_3 = Shape(2048, 1, 12288, 96)
 SHAPES = st.builds(Shape, st.integers(1, 8192), st.integers(1, 64), st.integers(1, 16384), st.integers(1, 128))
@@ -75,7 +68,7 @@ def test_checkpoints_of_several_layers() -> None:
 
 
 @given(stages=st.integers(2, 12), chunks=st.integers(2, 4))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_peak_activations_of_interleaving_are_more_on_the_first_rank(stages: int, chunks: int) -> None:
     """Korthikanti et al. 2022, §4.2.3: L(1 + (p − 1)/(p·v)) layers, of L/p each: what the schedule itself counts."""
     counted = peak_activations(build("interleaved", stages, 4 * stages, chunks=chunks))[0]

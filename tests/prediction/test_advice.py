@@ -1,7 +1,5 @@
 """The largest batch that fits, and what the levers save."""
 
-from __future__ import annotations
-
 import pytest
 
 from dlojz import hardware

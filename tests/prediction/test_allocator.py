@@ -1,7 +1,5 @@
 """The allocator's rules on cases worked out by hand, and what must hold for any sequence of events."""
 
-from __future__ import annotations
-
 import itertools
 import random
 
@@ -189,7 +187,7 @@ def check(allocator: CachingAllocator) -> None:
     assert allocator.reserved_bytes >= allocator.allocated_bytes >= allocator.requested_bytes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(requests=st.lists(st.tuples(SIZES, st.booleans(), st.integers(0, 10**6)), max_size=60), expandable=st.booleans())
 def test_caching_allocator_blocks_never_overlap_and_sums_hold(
     requests: list[tuple[int, bool, int]], expandable: bool
@@ -210,7 +208,7 @@ def test_caching_allocator_blocks_never_overlap_and_sums_hold(
     assert allocator.reserved_bytes == 0 <= reserved_bytes
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     requests=st.lists(st.tuples(SIZES, st.booleans(), st.integers(0, 10**6)), max_size=60),
     limit_mib=st.integers(2, 300),

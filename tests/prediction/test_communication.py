@@ -1,7 +1,5 @@
 """Volumes per step against the ZeRO paper; against the counted bytes they are tested in tests/train."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,14 +1,12 @@
 """What forecasts must hold whatever the run; against measured peaks they are tested in tests/train/test_truth.py."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlojz import hardware, models, predict
@@ -71,7 +69,7 @@ def test_a_forecast_adds_up(fields: dict[str, object], device: str | None) -> No
     engine=st.sampled_from(ENGINES),
     checkpointing=st.sampled_from(["none", "full"]),
 )
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15)
 def test_heaviest_forecast_never_takes_less_for_more_samples(
     micro_batch: int, engine: dict[str, object], checkpointing: str
 ) -> None:
@@ -309,7 +307,7 @@ def test_compiled_range_begins_with_the_products_that_backward_reads() -> None:
 
 
 def test_compiled_range_fits_only_where_both_ends_do() -> None:
-    low, high = (forecast(RunConfig.of(model="gpt_tiny")).compiled._replace(limit_bytes=1, beside_bytes=10**9)[:2])
+    low, high = forecast(RunConfig.of(model="gpt_tiny")).compiled._replace(limit_bytes=1, beside_bytes=10**9)[:2]
     for limit, fits in ((low - 1, False), (low, None), (high - 1, None), (high, True)):
         assert CompiledRange(low, high, 7, limit + 7).fits is fits
 

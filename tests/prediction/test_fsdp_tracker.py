@@ -1,7 +1,5 @@
 """FSDP2's forecast against torch's own tracker of it, on a process group that only pretends to have ranks."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

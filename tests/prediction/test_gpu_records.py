@@ -1,7 +1,5 @@
 """Steps that `make gpu` has measured on a GPU are what today's code predicts of them."""
 
-from __future__ import annotations
-
 import statistics
 from pathlib import Path
 

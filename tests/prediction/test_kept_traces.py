@@ -1,7 +1,5 @@
 """The store of traces: read where it is whole and of this version, traced anew and said once where it is not."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import importlib

@@ -1,7 +1,5 @@
 """Bytes on links: by hand on small grids, and byte for byte those of the predictions they are made from."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -1,7 +1,5 @@
 """Many layouts at once against the forecast of each: schedules, offloading, micro-batches."""
 
-from __future__ import annotations
-
 import pytest
 
 from dlojz import hardware

@@ -1,7 +1,5 @@
 """The peak of a training with Megatron-core, forecast without the library, against a closed form."""
 
-from __future__ import annotations
-
 import pytest
 
 from dlojz.config.run_config import RunConfig

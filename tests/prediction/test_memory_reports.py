@@ -1,7 +1,5 @@
 """Memory that others have published: the page has today's forecasts, each within the bound, or says why not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +16,6 @@ BY_DAY = ("nanogpt", "swift-qwen-1.8b", "torchtune-8b-4090", "bert-adafactor")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in BY_DAY else pytest.mark.nightly) for name in reports()]
 )
-@pytest.mark.timeout(600)
 def test_memory_reports_page_has_what_the_command_says_today(name: str, tmp_path: Path) -> None:
     write_models(tmp_path)
     report = reports()[name]
@@ -29,7 +26,6 @@ def test_memory_reports_page_has_what_the_command_says_today(name: str, tmp_path
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("question", estimators.QUESTIONS, ids=lambda question: question.title)
 def test_estimators_page_has_what_this_package_says_today(question: estimators.Question, tmp_path: Path) -> None:
     answer_gb = estimators.ours(question, estimators.write_config(question, tmp_path))

@@ -1,7 +1,5 @@
 """Memory of a pipeline's rank: what each runtime keeps at each action, and peaks as measured on two processes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Figures that others published or measured, against our closed forms; tolerance: the digits printed."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from fractions import Fraction

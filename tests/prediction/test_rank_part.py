@@ -1,7 +1,5 @@
 """Part of the model, the data and the pipeline that a rank has, by hand on small layouts."""
 
-from __future__ import annotations
-
 import pytest
 
 from dlojz.base.errors import LabError

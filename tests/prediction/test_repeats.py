@@ -1,7 +1,5 @@
 """A model of alike blocks, four of which are traced: the trace is that of the whole model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

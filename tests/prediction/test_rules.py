@@ -1,7 +1,5 @@
 """Rules of thumb add up and meet the closed forms; the closed forms hold what they must for any argument."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from typing import Any, get_args
 

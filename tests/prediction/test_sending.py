@@ -1,7 +1,5 @@
 """What ways to send less send over a run: step by step as their stages say, in the mean as the sum."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The predicted snapshot as torch's own tools read it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

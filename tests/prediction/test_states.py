@@ -1,7 +1,5 @@
 """The closed forms against the ZeRO paper's own figures; against real processes they are tested in tests/train."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

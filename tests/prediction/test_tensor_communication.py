@@ -3,8 +3,6 @@
 Against real ranks they are tested in tests/train/test_tensor.py.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from contextlib import nullcontext
 from typing import Any

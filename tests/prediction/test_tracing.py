@@ -1,7 +1,5 @@
 """What is traced without memory against what a real run allocates, and against published formulas."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """What a rank that stands still writes about itself: its last collectives and the line of the script."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """A fork whose child never comes back."""
 
-from __future__ import annotations
-
 import os
 import signal
 

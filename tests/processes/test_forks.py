@@ -1,7 +1,5 @@
 """Ranks for one call: what they give back, what becomes of those that do not, and what is left of them: nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

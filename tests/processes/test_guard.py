@@ -1,7 +1,5 @@
 """Calls that ranks do not make alike, caused for real on forked ranks: each is named, on every rank, and none hangs."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """From what every rank is doing to who is stuck, without any process."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What a script's processes see of their start, and which processes that they start are watched."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Runs are launched by a process that stands by: what has been imported is used again, and nothing else is."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

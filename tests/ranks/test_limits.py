@@ -1,7 +1,5 @@
 """Numbers of ranks that are refused, and the words."""
 
-from __future__ import annotations
-
 import pytest
 
 from dlojz.base.language import use_language
@@ -28,13 +26,8 @@ def test_more_than_the_machine_bears_is_refused_with_the_figures() -> None:
     with pytest.raises(RanksRefused, match=r"8 ranks would take about 512 MiB of memory \(100 MiB free\)"):
         refuse_too_many(8, cores=2, available_bytes=100 * 2**20)
     use_language("fr")
-    try:
-        with pytest.raises(
-            RanksRefused, match="64 rangs prendraient environ .* et se partageraient 1 cœur : .*--force"
-        ):
-            refuse_too_many(64, cores=1, available_bytes=2**34)
-    finally:
-        use_language("en")
+    with pytest.raises(RanksRefused, match="64 rangs prendraient environ .* et se partageraient 1 cœur : .*--force"):
+        refuse_too_many(64, cores=1, available_bytes=2**34)
 
 
 def test_a_notebook_shows_the_sentence_without_a_stack() -> None:

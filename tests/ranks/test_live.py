@@ -1,7 +1,5 @@
 """Cells on live ranks: what comes back, what is kept, and what happens when a cell does its worst."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

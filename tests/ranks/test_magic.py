@@ -1,7 +1,5 @@
 """`%%ranks` in a notebook: its first line, and a real kernel that lives through everything and takes all with it."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """How a cell ended, in one text: each cause once, with the ranks it concerns."""
 
-from __future__ import annotations
-
 import pytest
 
 from dlojz.base.language import use_language
@@ -89,12 +87,9 @@ def test_every_way_to_end_has_its_sentence_in_french() -> None:
         CellFailure("SystemExit", "2"),
     ]
     use_language("fr")
-    try:
-        first_lines = [
-            text(CellAnswer(1, trouble=way, kept=way.kind != "exit"), CellAnswer(0)).splitlines()[0] for way in ways
-        ]
-    finally:
-        use_language("en")
+    first_lines = [
+        text(CellAnswer(1, trouble=way, kept=way.kind != "exit"), CellAnswer(0)).splitlines()[0] for way in ways
+    ]
     assert first_lines == [
         "Rang 1 : le processus s’est terminé de lui-même, code de sortie 3, au milieu de la cellule.",
         "Rang 1 : le processus a été arrêté par le signal SIGKILL (c’est ainsi que finit une cellule qui demande trop "

@@ -1,7 +1,5 @@
 """What goes to the ranks with a cell: source, module names, copies; and what does not."""
 
-from __future__ import annotations
-
 import linecache
 import threading
 from itertools import count

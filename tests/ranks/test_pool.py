@@ -1,7 +1,5 @@
 """What the pool hears from its ranks."""
 
-from __future__ import annotations
-
 import queue
 import signal
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """CellOutput and table: the same as box and as text, every sign escaped, equal columns once."""
 
-from __future__ import annotations
-
 import pytest
 
 from dlojz.base.language import use_language
@@ -28,11 +26,8 @@ def test_nothing_said_is_nothing_shown() -> None:
 
 def test_headings_are_in_the_readers_language() -> None:
     use_language("fr")
-    try:
-        assert str(CellOutput([printed(rank, "a") for rank in range(4)])) == "rangs 0–3 : a"
-        assert "coupé : plus de 64 Kio" in str(CellOutput([printed(0, "a", cut=True)]))
-    finally:
-        use_language("en")
+    assert str(CellOutput([printed(rank, "a") for rank in range(4)])) == "rangs 0–3 : a"
+    assert "coupé : plus de 64 Kio" in str(CellOutput([printed(0, "a", cut=True)]))
 
 
 @pytest.mark.parametrize(

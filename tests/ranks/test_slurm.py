@@ -1,7 +1,5 @@
 """Ranks of a SLURM allocation, on an srun that starts the tasks of a step here."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Ranks that are threads of one process give what ranks that are processes give, and 64 of them are no matter."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

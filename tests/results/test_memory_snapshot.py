@@ -1,7 +1,5 @@
 """Memory snapshots: built by hand to the structure that `torch/cuda/memory.py` documents; no pickle runs anything."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Traces of torch.profiler: read in little memory, laid on one clock, divided; what is none is refused."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

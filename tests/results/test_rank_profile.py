@@ -1,7 +1,5 @@
 """One rank's trace alone, and two of one program: every figure below is worked out by hand from the kernels' times."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Run folders made by hand, so that reading them needs no process."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

@@ -1,10 +1,8 @@
 """A record holds what the ranks told, and nothing else."""
 
-from __future__ import annotations
-
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlojz.config.run_config import RunConfig
@@ -79,7 +77,6 @@ NAMES = st.sampled_from(["start", "step", "footprint", "spans", "memory_timeline
 KEYS = st.sampled_from(["step", "loss", "footprint", "spans", "samples", "sha256", "environment", "time_utc", "status"])
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.builds(lambda name, rest: {**rest, "event": name}, NAMES, st.dictionaries(KEYS, JSON, max_size=4)),

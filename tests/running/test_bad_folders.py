@@ -1,8 +1,6 @@
 """A folder that cannot be written, and a record from a newer version: a clear sentence, in both languages, and nothing
 half done."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

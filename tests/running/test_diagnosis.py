@@ -1,7 +1,5 @@
 """A diagnosis names the cause: who, what, where; and says nothing where it knows nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The cause is reported, never a consequence."""
 
-from __future__ import annotations
-
 import signal
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """`Run`: what a student sees and may ask."""
 
-from __future__ import annotations
-
 import io
 import sys
 import threading

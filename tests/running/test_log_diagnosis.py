@@ -1,7 +1,5 @@
 """A log from anywhere: its first cause is named, what followed from it is not, and nothing is lost on the way."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

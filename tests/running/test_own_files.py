@@ -1,7 +1,5 @@
 """Reading a run executes no file that its record names, unless this user has executed it as it is now."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

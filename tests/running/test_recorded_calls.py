@@ -1,12 +1,10 @@
 """Who did not come, by what the ranks' flight recorders told; and nothing where they do not show it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlojz.base.language import use_language
@@ -116,7 +114,6 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.text(max_size=2), JSON | st.lists(st.lists(JSON, min_size=4, max_size=4)), max_size=3) | JSON)
 def test_calls_of_a_rank_take_or_leave_out_whatever_it_tells(groups: Any) -> None:
     told = calls_of([{"event": "collectives", "groups": groups}])

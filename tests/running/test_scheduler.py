@@ -1,7 +1,5 @@
 """A job is dead only when the scheduler says so; silence is never an answer."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """An answer of the scheduler is read whole, or not at all."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from pathlib import Path

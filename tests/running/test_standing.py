@@ -1,7 +1,5 @@
 """A run that is a scheduler's job: what its state is, whatever the scheduler says or does not say."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """The state of a run is told from its folder alone, and damage loses nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -333,14 +331,14 @@ def check_damage(sound: tuple[Path, bytes, RunRecord], damaged: bytes) -> None:
         assert (found.config, found.status, found.losses) == (record.config, record.status, record.losses)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_survey_bears_any_truncation(sound: tuple[Path, bytes, RunRecord], data: st.DataObject) -> None:
     whole = sound[1]
     check_damage(sound, whole[: data.draw(st.integers(0, len(whole) - 1))])
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_any_changed_byte(sound: tuple[Path, bytes, RunRecord], data: st.DataObject) -> None:
     whole = sound[1]
@@ -348,7 +346,7 @@ def test_any_changed_byte(sound: tuple[Path, bytes, RunRecord], data: st.DataObj
     check_damage(sound, whole[:place] + bytes([whole[place] ^ mask]) + whole[place + 1 :])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_survey_bears_any_value_of_another_type(sound: tuple[Path, bytes, RunRecord], data: st.DataObject) -> None:
     content = json.loads(sound[1])

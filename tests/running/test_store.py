@@ -1,7 +1,5 @@
 """Run folders: unique, whole, found again, and never outside their root."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`run.watch()` returns at once, follows the run in a thread of its own, and ends with it."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable

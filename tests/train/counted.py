@@ -4,8 +4,6 @@ Tests import it as `tests.train.counted`, and so may what a test module prepares
 assertion that stands outside a test module: those here name theirs.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping

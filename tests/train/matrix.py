@@ -4,8 +4,6 @@ Tests call `train` or `do_in_forks`: pytest's own process has imported it. A clu
 python matrix.py FOLDER PROCESSES    (FOLDER/NAME/config.json for each run)
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

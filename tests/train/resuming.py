@@ -7,8 +7,6 @@ A file of jobs is a JSON list, done in order by all ranks:
     {"carry": [FROM, …], "to": FOLDER}    into the engine of FOLDER/config.json, and out again: FOLDER/0, FOLDER/1, …
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Plans under a budget, run for real: the peak that was counted is the predicted one, and the training is the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

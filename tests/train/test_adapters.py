@@ -1,7 +1,5 @@
 """Adapters beside the frozen layers of a model of transformers, quantized or not: predicted as a run counts them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from dlojz.base.language import use_language
 from dlojz.config.run_config import RunConfig
 from dlojz.models.foreign.hugging_face.low_rank import NORMAL_FLOAT, QuantizedBase, dequantize
 from dlojz.prediction.forecast import forecast
-from tests.train.counted import Runs, check_as_predicted, check_refused, prepare_runs
+from tests.train.counted import check_as_predicted, check_refused, prepare_runs
 
 LLAMA = f"hf:{Path(__file__).parents[1] / 'models' / 'tiny_llama'}"
 SMALL: dict[str, Any] = {
@@ -46,11 +44,6 @@ TRAINED_AT_NIGHT = True  # see tests/conftest.py
 
 def prepare(folder: Path) -> None:
     prepare_runs(folder, RUNS, {})
-
-
-@pytest.fixture(scope="module")
-def runs(prepared: Path) -> Any:
-    return Runs(prepared)
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -1,7 +1,5 @@
 """Optimizers that send one bit per number, under the lab's engine: as predicted, as the plain ones, and resumed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -63,19 +61,12 @@ def prepare(folder: Path) -> None:
         made.do(listed, processes)
 
 
-@pytest.fixture(scope="module")
-def runs(prepared: Path) -> Any:
-    return Runs(prepared)
-
-
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", PREDICTED)
 def test_predict_of_every_compressed_config_equals_what_is_counted(runs: Any, name: str) -> None:
     """States by category, bytes and calls of every collective, on every rank: exact; the peak to 2 %."""
     check_as_predicted(runs, name, RunConfig.of(**RUNS[name]))
 
 
-@pytest.mark.timeout(600)
 def test_97_percent_of_the_bytes_are_saved_in_the_second_stage(runs: Any) -> None:
     """Counted: what replaces an all-reduce of 4Ψ (on the wire a reduce-scatter and an all-gather of as much)."""
     plain, compressed = (
@@ -87,7 +78,6 @@ def test_97_percent_of_the_bytes_are_saved_in_the_second_stage(runs: Any) -> Non
     assert saved == pytest.approx(saved_share(plain["all_reduce"] // 4, 2), abs=1e-12)
 
 
-@pytest.mark.timeout(600)
 def test_one_bit_adam_is_adamw_to_the_bit_in_its_first_stage(runs: Any) -> None:
     """Losses of the first two steps, and of the third, which both begin with the same weights; then they part."""
     plain, compressed = (runs.told(f"whole/{name}", "step", "loss") for name in ("adamw", "one-bit-adam"))
@@ -95,21 +85,18 @@ def test_one_bit_adam_is_adamw_to_the_bit_in_its_first_stage(runs: Any) -> None:
     assert compressed[3:] != plain[3:]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CUT)
 def test_compressed_optimizers_go_on_from_a_checkpoint_as_if_not_cut_off(runs: Any, name: str) -> None:
     """In either stage, bit for bit: the losses after the cut, and the checksum of the final weights."""
     check_goes_on(runs, name, CUT[name] + 1)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["one-bit-lamb-3", "zero-one-adam", "lamb"])
 def test_checkpoint_bytes_of_compressed_optimizers_are_predicted(runs: Any, name: str) -> None:
     """In the second stage, the errors of every rank among them."""
     check_checkpoint_bytes(runs, name)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("ranks", OTHERWISE)
 def test_one_bit_adam_goes_on_with_another_number_of_ranks_without_its_errors(runs: Any, ranks: int) -> None:
     """The same weights and the same global batch: the first loss is equal to rounding."""
@@ -123,7 +110,6 @@ def test_one_bit_adam_goes_on_with_another_number_of_ranks_without_its_errors(ru
     assert runs.told(f"otherwise/{ranks}", "weights", "sha256") != runs.told("whole/elastic", "weights", "sha256")
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("language", "said"), [("en", "the errors held back by 2"), ("fr", "retenues par 2 rangs")])
 def test_what_is_left_behind_is_said(runs: Any, language: str, said: str) -> None:
     use_language(language)

@@ -1,7 +1,5 @@
 """Context parallelism under the engines: the losses of one process, bytes counted as predicted, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,6 @@ import pytest
 from dlojz import predict
 from dlojz.config.run_config import RunConfig
 from tests.train.counted import (
-    Runs,
     check_as_predicted,
     check_checkpoint_bytes,
     check_goes_on,
@@ -51,12 +48,6 @@ def prepare(folder: Path) -> None:
     prepare_runs(folder, RUNS, cut={"gpt-cp": 3})
 
 
-@pytest.fixture(scope="module")
-def runs(prepared: Path) -> Any:
-    return Runs(prepared)
-
-
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", PARALLEL)
 def test_every_context_parallel_layout_has_the_losses_of_one_process(runs: Any, name: str) -> None:
     expected = runs.told(f"whole/{name.partition('-')[0]}", "step", "loss")
@@ -65,7 +56,6 @@ def test_every_context_parallel_layout_has_the_losses_of_one_process(runs: Any, 
     assert found == pytest.approx(expected, rel=2e-3 if "bf16" in name else 1e-5)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", PARALLEL)
 def test_predict_of_every_context_parallel_config_equals_what_is_counted(runs: Any, name: str) -> None:
     """States, messages of the ring and of the gradients exactly, on every rank; FLOPs exactly, and the peak nearly."""

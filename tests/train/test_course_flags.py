@@ -1,7 +1,5 @@
 """The course's command line, alone and in processes that a launcher has started."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

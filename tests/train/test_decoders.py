@@ -1,14 +1,12 @@
 """Qwen-3 and DeepSeek, small, under the engines: the losses of one process, and what is predicted is counted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dlojz.config.run_config import RunConfig
-from tests.train.counted import Runs, check_as_predicted, prepare_runs
+from tests.train.counted import check_as_predicted, prepare_runs
 
 SGD: dict[str, Any] = {
     "sequence_length": 16, "micro_batch": 2, "device": "cpu", "steps": 3, "optimizer": "sgd", "learning_rate": 0.01,
@@ -31,12 +29,6 @@ def prepare(folder: Path) -> None:
     prepare_runs(folder, RUNS, {})
 
 
-@pytest.fixture(scope="module")
-def runs(prepared: Path) -> Any:
-    return Runs(prepared)
-
-
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [name for name in RUNS if "-" in name])
 def test_every_layout_gives_the_losses_of_one_process(runs: Any, name: str) -> None:
     last = RunConfig.of(**RUNS[name]).layout.world_size - 1 if "pipeline" in name else 0
@@ -44,7 +36,6 @@ def test_every_layout_gives_the_losses_of_one_process(runs: Any, name: str) -> N
     assert len(expected) == 3 and runs.told(f"whole/{name}", "step", "loss", last) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", RUNS)
 def test_predict_of_every_decoder_config_equals_what_is_counted(runs: Any, name: str) -> None:
     """States and collectives exactly, FLOPs but for the scores of a few tokens; FSDP2's units come and go: 6 %."""

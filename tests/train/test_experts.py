@@ -1,7 +1,5 @@
 """Mixtures of experts under the engines: the losses of one process, what is predicted is counted, and resumed."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ from dlojz.prediction.states import predict_states
 from dlojz.results.record import read_events
 from dlojz.running.state import loads_of
 from tests.train.counted import (
-    Runs,
     check_as_predicted,
     check_checkpoint_bytes,
     check_goes_on,
@@ -76,11 +73,6 @@ def prepare(folder: Path) -> None:
         made.do(listed, processes)
 
 
-@pytest.fixture(scope="module")
-def runs(prepared: Path) -> Any:
-    return Runs(prepared)
-
-
 def weights_of(runs: Any, name: str) -> dict[str, torch.Tensor]:
     return load_file(runs.root / "whole" / name / "weights.safetensors")
 
@@ -95,7 +87,6 @@ def close(runs: Any, name: str, reference: str) -> None:
         torch.testing.assert_close(found[key], tensor, rtol=1e-5, atol=1e-6, msg=key)
 
 
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", [name for name in PARITY if name != "one"])
 def test_every_layout_gives_the_losses_and_weights_of_one_process(runs: Any, name: str) -> None:
     """Also those that divide the experts: every number of a mixture is of its micro-batch."""
@@ -103,14 +94,12 @@ def test_every_layout_gives_the_losses_and_weights_of_one_process(runs: Any, nam
     close(runs, name, "one")
 
 
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("gate", ["top1", "top2"])
 def test_expert_engines_of_deepspeed_give_the_same_losses_and_weights(runs: Any, gate: str) -> None:
     """Where no token is dropped, and for two choices without the balance loss, which it counts otherwise."""
     close(runs, f"deepspeed-{gate}", f"hand-{gate}")
 
 
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", EXACT)
 def test_predict_of_every_expert_layout_equals_what_is_counted(runs: Any, name: str) -> None:
     """States by category, bytes and calls of every collective, on every rank: exact; the peak to 2 %."""
@@ -122,7 +111,6 @@ def test_predict_of_every_expert_layout_equals_what_is_counted(runs: Any, name: 
     check_as_predicted(runs, name, config, peak=near, step_flops=0.02)
 
 
-@pytest.mark.timeout(1200)
 def test_communication_all_to_all_carries_every_row_of_every_expert(runs: Any) -> None:
     """2 mixtures × (dispatch and combine) × (forward and backward) of E·C·D numbers; the ranks of one copy sum none."""
     for name, passes, micro_batches in (("ep2", 2, 1), ("ep2-accumulated", 2, 2), ("ep2-checkpointed", 3, 2)):
@@ -138,7 +126,6 @@ def test_communication_all_to_all_carries_every_row_of_every_expert(runs: Any) -
     assert alone == {"control", "dp", "ep"}
 
 
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", CUT)
 def test_expert_engines_go_on_from_a_checkpoint_as_if_not_cut_off(runs: Any, name: str) -> None:
     """Bit for bit, and in another layout to rounding: what is kept are whole experts."""
@@ -146,7 +133,6 @@ def test_expert_engines_go_on_from_a_checkpoint_as_if_not_cut_off(runs: Any, nam
     check_checkpoint_bytes(runs, name)
 
 
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("origin", OTHERWISE)
 def test_expert_engines_go_on_in_another_layout_to_the_same_losses(runs: Any, origin: str) -> None:
     """From shared experts to whole ones, back, and from DeepSpeed's to the lab's; 1e-5 is the order of summation."""
@@ -160,7 +146,6 @@ def loads_of_run(runs: Any, name: str) -> Any:
     return loads_of({r: read_events(runs.root / "whole" / name / "events" / f"rank-{r}.jsonl") for r in range(ranks)})
 
 
-@pytest.mark.timeout(1200)
 def test_loads_of_a_run_tell_what_its_experts_were_given(runs: Any) -> None:
     """Step by step and mixture by mixture, over all ranks and micro-batches: the same however they are laid out."""
     loads = loads_of_run(runs, "ep4")

@@ -1,7 +1,5 @@
 """Models from elsewhere with replicas, whole or sharded: the losses of one process, and what is predicted."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,7 +13,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.models.foreign.building import _spec
 from dlojz.train.loop import build_model
 from tests.models import own_mlp, own_models
-from tests.train.counted import Runs, check_as_predicted, check_goes_on, footprint, prepare_runs
+from tests.train.counted import check_as_predicted, check_goes_on, footprint, prepare_runs
 
 SMALL: dict[str, Any] = {
     "micro_batch": 2, "device": "cpu", "steps": 3, "optimizer": "momentum", "learning_rate": 0.01,
@@ -114,11 +112,6 @@ def marked(names: Iterable[str]) -> list[Any]:
 def prepare(folder: Path) -> None:
     names = RUNS if os.environ.get("DLOJZ_NIGHTLY") else DAILY
     prepare_runs(folder, {name: RUNS[name] for name in RUNS if name in names}, CUT)
-
-
-@pytest.fixture(scope="module")
-def runs(prepared: Path) -> Any:
-    return Runs(prepared)
 
 
 @pytest.mark.parametrize("name", marked(name for name in RUNS if "-" in name and "bf16" not in name))

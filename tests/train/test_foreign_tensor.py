@@ -1,7 +1,5 @@
 """Models from elsewhere with tensor parallelism on two ranks: the losses of one process, and what is predicted."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ import pytest
 from dlojz.config.run_config import RunConfig
 from tests.models import own_heads
 from tests.models.test_tensor_plan import configuration
-from tests.train.counted import Runs, check_as_predicted, check_goes_on, prepare_runs
+from tests.train.counted import check_as_predicted, check_goes_on, prepare_runs
 
 TRAINED_AT_NIGHT = True  # see tests/conftest.py
 SMALL: dict[str, Any] = {"micro_batch": 2, "device": "cpu", "steps": 3, "optimizer": "sgd", "learning_rate": 0.05}
@@ -50,11 +48,6 @@ def prepare(folder: Path) -> None:
     runs = fields(folder)
     (folder / "fields.json").write_text(json.dumps(runs))
     prepare_runs(folder, runs, CUT)
-
-
-@pytest.fixture(scope="module")
-def runs(prepared: Path) -> Any:
-    return Runs(prepared)
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if "-" in name])

@@ -1,7 +1,5 @@
 """Sequences that grow: every engine cuts alike, counts what was predicted, and goes on as if it had not stopped."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,18 +51,12 @@ def prepare(folder: Path) -> None:
         made.do(listed, processes)
 
 
-@pytest.fixture(scope="module")
-def runs(prepared: Path) -> Any:
-    return Runs(prepared)
-
-
 def record_of(runs: Any, name: str, config: RunConfig) -> RunRecord:
     ranks = range(config.layout.world_size)
     events = {rank: read_events(runs.root / name / "events" / f"rank-{rank}.jsonl") for rank in ranks}
     return assemble("a-run", config, events, Ending("completed"), 1.0)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", RUNS)
 def test_tokens_counted_are_those_predicted(runs: Any, name: str) -> None:
     """Exactly, on every rank."""
@@ -73,7 +65,6 @@ def test_tokens_counted_are_those_predicted(runs: Any, name: str) -> None:
         assert told == [4 * 8, 4 * 16, 4 * 24, 4 * 32, 4 * 32, 4 * 32]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", RUNS)
 def test_curriculum_trains_in_every_engine_as_in_one_process(runs: Any, name: str) -> None:
     """Relative 1e-3 with AdamW, which amplifies rounding from step to step; the first step to 1e-6."""
@@ -82,7 +73,6 @@ def test_curriculum_trains_in_every_engine_as_in_one_process(runs: Any, name: st
     assert found == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", RUNS)
 def test_checkpoint_amid_the_pacing_of_a_curriculum_goes_on_bit_for_bit(runs: Any, name: str) -> None:
     check_goes_on(runs, name, 2)
@@ -90,7 +80,6 @@ def test_checkpoint_amid_the_pacing_of_a_curriculum_goes_on_bit_for_bit(runs: An
     assert len(runs.told(f"whole/{name}", "weights", "sha256")) == 1
 
 
-@pytest.mark.timeout(600)
 def test_a_curriculum_that_is_whole_at_once_is_bit_for_bit_the_run_without(runs: Any) -> None:
     assert runs.told("at-once", "step", "loss") == runs.told("plain", "step", "loss")
     assert runs.told("at-once", "weights", "sha256") == runs.told("plain", "weights", "sha256")
@@ -98,7 +87,6 @@ def test_a_curriculum_that_is_whole_at_once_is_bit_for_bit_the_run_without(runs:
     assert runs.told("whole/one", "step", "loss") != runs.told("plain", "step", "loss")
 
 
-@pytest.mark.timeout(600)
 def test_memory_and_flops_are_those_of_whole_samples(runs: Any) -> None:
     """Traced where samples are whole, hence as of the run without curriculum, to 16 bytes: a loss or two in fp32."""
     plain, growing = (
@@ -114,14 +102,12 @@ def test_memory_and_flops_are_those_of_whole_samples(runs: Any) -> None:
     assert growing.memory.peak_bytes == pytest.approx(predicted.memory.peak_bytes, rel=1e-4)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["ddp", "zero3", "fsdp2", "deepspeed-zero2", "tp-sequence"])
 def test_predict_tells_the_communication_of_a_curriculum_that_is_counted(runs: Any, name: str) -> None:
     predicted = predict(RunConfig.of(**RUNS[name])).to_dict()["communication"]
     assert runs.told(f"whole/{name}", "footprint", "footprint")[-1]["communication"] == predicted
 
 
-@pytest.mark.timeout(600)
 def test_a_record_lays_losses_against_tokens_and_time(runs: Any) -> None:
     config = RunConfig.of(**RUNS["ddp"])
     record = record_of(runs, "whole/ddp", config)
@@ -133,7 +119,6 @@ def test_a_record_lays_losses_against_tokens_and_time(runs: Any) -> None:
     assert record.step_s == tuple(slowest)
 
 
-@pytest.mark.timeout(600)
 def test_a_record_of_before_is_read_without_tokens(runs: Any) -> None:
     config = RunConfig.of(**RUNS["ddp"])
     content = record_of(runs, "whole/ddp", config).to_dict()

@@ -1,7 +1,5 @@
 """torch's hooks on DDP's buckets: as predicted, near plain DDP, and gone on with."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ from dlojz.config.schedules import powersgd_start, settled_step
 from dlojz.prediction.shapes import ParameterShape, model_shapes
 from dlojz.prediction.states import compressed
 from dlojz.runnable import check_runnable
-from tests.train.counted import Runs, check_as_predicted, check_refused, footprint, prepare_runs
+from tests.train.counted import check_as_predicted, check_refused, footprint, prepare_runs
 
 LLAMA: dict[str, Any] = {
     **{"model": "llama_tiny", "sequence_length": 16, "learning_rate": 1e-3, "steps": 6},
@@ -40,12 +38,6 @@ def prepare(folder: Path) -> None:
     prepare_runs(folder, RUNS, CUT)
 
 
-@pytest.fixture(scope="module")
-def runs(prepared: Path) -> Any:
-    return Runs(prepared)
-
-
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", RUNS)
 def test_predict_of_every_gradient_compression_equals_what_is_counted(runs: Any, name: str) -> None:
     """States by category, bytes and calls of every collective, on every rank: exact; the peak to 3 %.
@@ -62,7 +54,6 @@ def sent(runs: Any, name: str) -> int:
     return sum(one.message_bytes for one in footprint(runs, name, 0).communication if one.group == "dp")
 
 
-@pytest.mark.timeout(600)
 def test_half_precision_halves_the_bytes_and_two_thin_matrices_send_a_few_percent(runs: Any) -> None:
     whole = sent(runs, "plain")
     assert whole == 4 * model_shapes(RunConfig.of(**LLAMA)).num_parameters
@@ -70,7 +61,6 @@ def test_half_precision_halves_the_bytes_and_two_thin_matrices_send_a_few_percen
     assert sent(runs, "powersgd-1") < 0.03 * whole < sent(runs, "powersgd-4") < 0.1 * whole
 
 
-@pytest.mark.timeout(600)
 def test_the_first_steps_of_powersgd_are_in_full(runs: Any) -> None:
     """Loss for loss, up to the first update with what was compressed; with 40 steps they are four."""
     plain, early, late = (runs.told(f"whole/{name}", "step", "loss") for name in ("plain", "powersgd-1", "late"))
@@ -82,7 +72,6 @@ def test_the_first_steps_of_powersgd_are_in_full(runs: Any) -> None:
     assert settled_step(RunConfig.of(**RUNS["late"])) == 5
 
 
-@pytest.mark.timeout(600)
 def test_gradient_compression_to_fp16_has_losses_of_plain_ddp_to_what_is_rounded(runs: Any) -> None:
     """fp16 keeps 11 bits of each gradient: 2**-11 of it, an order of magnitude less of a loss after five steps."""
     plain, half = (runs.told(f"whole/{name}", "step", "loss") for name in ("plain", "fp16"))
@@ -91,7 +80,6 @@ def test_gradient_compression_to_fp16_has_losses_of_plain_ddp_to_what_is_rounded
     assert half != plain
 
 
-@pytest.mark.timeout(600)
 def test_gradient_compression_goes_on_with_powersgd_anew_and_fp16_to_the_same_end(runs: Any) -> None:
     assert runs.told("cut/powersgd-1", "resumed", "step") == [4]
     [left_out] = runs.told("cut/powersgd-1", "resumed", "left_out")

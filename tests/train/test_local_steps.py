@@ -1,7 +1,5 @@
 """Local SGD and DiLoCo under the lab's engine: as predicted, when they send, and gone on with between two meetings."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any
@@ -16,15 +14,7 @@ from dlojz.display.tables import footprint_table
 from dlojz.prediction.compute import checkpoint_bytes
 from dlojz.prediction.shapes import model_shapes
 from dlojz.runnable import check_runnable
-from tests.train.counted import (
-    Runs,
-    check_as_predicted,
-    check_goes_on,
-    check_refused,
-    going_on_from,
-    kept,
-    prepare_runs,
-)
+from tests.train.counted import check_as_predicted, check_goes_on, check_refused, going_on_from, kept, prepare_runs
 
 SHORT: dict[str, Any] = {"learning_rate": 1e-3, "device": "cpu", "micro_batch": 2, "engine": "by_hand", "steps": 8}
 LLAMA = {**SHORT, "model": "llama_tiny", "sequence_length": 16, "dp": 2}
@@ -45,12 +35,6 @@ def prepare(folder: Path) -> None:
     made.do([going_on_from(made, "cut/diloco", "again/diloco", RunConfig.of(**AGAIN))], 3)
 
 
-@pytest.fixture(scope="module")
-def runs(prepared: Path) -> Any:
-    return Runs(prepared)
-
-
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", RUNS)
 def test_predicted_equals_counted_in_a_step_after_which_they_meet(runs: Any, name: str) -> None:
     """States by category, bytes and calls of every collective, on every rank: exact; the peak to 2 %."""
@@ -59,14 +43,12 @@ def test_predicted_equals_counted_in_a_step_after_which_they_meet(runs: Any, nam
     check_as_predicted(runs, name, config)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CUT)
 def test_local_steps_go_on_from_a_checkpoint_as_if_not_cut_off(runs: Any, name: str) -> None:
     """Bit for bit, each replica with its own weights and moments: losses, and the checksum of the final weights."""
     check_goes_on(runs, name, CUT[name] + 1)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CUT)
 def test_the_bytes_of_a_checkpoint_are_predicted(runs: Any, name: str) -> None:
     """Between two meetings; just after one the weights of all but the first replica are not there twice."""
@@ -77,7 +59,6 @@ def test_the_bytes_of_a_checkpoint_are_predicted(runs: Any, name: str) -> None:
     assert found == checkpoint_bytes(config) - same
 
 
-@pytest.mark.timeout(600)
 def test_diloco_goes_on_with_another_number_of_replicas_from_the_first_and_says_so(runs: Any) -> None:
     [said] = runs.told("again/diloco", "resumed", "left_out")
     assert said == "diloco: with dp=3 every replica goes on from what the first of 2 had, as if they had just met."

@@ -1,7 +1,5 @@
 """Muon and Adafactor, whose states depend on a matrix's form: predicted as counted, and a cut leaves no trace."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from dlojz.prediction.engine_memory import EngineMemory
 from dlojz.prediction.forecast import forecast
 from dlojz.prediction.shapes import ModelShapes, ParameterShape, model_shapes
 from dlojz.prediction.states import offload_states, optimizer_bytes_of, predict_states
-from tests.train.counted import Runs, check_as_predicted, check_goes_on, check_refused, prepare_runs
+from tests.train.counted import check_as_predicted, check_goes_on, check_refused, prepare_runs
 
 SHORT: dict[str, Any] = {"weight_decay": 0.1, "device": "cpu", "micro_batch": 2, "steps": 4}
 LLAMA = {**SHORT, "model": "llama_tiny", "sequence_length": 16}
@@ -36,12 +34,6 @@ def prepare(folder: Path) -> None:
     prepare_runs(folder, RUNS, dict.fromkeys(RUNS, STOP_AFTER))
 
 
-@pytest.fixture(scope="module")
-def runs(prepared: Path) -> Any:
-    return Runs(prepared)
-
-
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", RUNS)
 def test_predict_of_matrix_optimizers_is_what_is_counted_and_resume_goes_on(runs: Any, name: str) -> None:
     """States, messages (what Muon gathers under FSDP2 among them) exactly; the peak to 0.1 %, FLOPs to 1 %.

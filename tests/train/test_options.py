@@ -1,7 +1,5 @@
 """Checkpointing and offloading under every engine: another place or another time, the same training."""
 
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -129,7 +127,6 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return Ran(folder)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", PARALLEL)
 def test_checkpointing_and_offloading_leave_losses_and_weights_the_same(ran: Ran, name: str) -> None:
     """Losses and weights after two steps: summation order is all that may differ in fp32 (relative 1e-5)."""
@@ -143,7 +140,6 @@ def test_checkpointing_and_offloading_leave_losses_and_weights_the_same(ran: Ran
         torch.testing.assert_close(actual[key], weight, rtol=1e-5, atol=1e-6, msg=lambda m, k=key: f"{k}: {m}")
 
 
-@pytest.mark.timeout(600)
 def test_activation_offload_takes_the_same_activations_in_every_engine(ran: Ran) -> None:
     """Gathered weights and buckets never leave: what leaves is what forward of the same model saves."""
     names = [name for name in CASES if name.startswith("activations")]
@@ -158,7 +154,6 @@ def test_activation_offload_takes_the_same_activations_in_every_engine(ran: Ran)
         assert 0 < facts["both-fsdp2"]["kept"] < facts["activations-ddp"]["kept"] / 10
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", MOVED)
 def test_the_states_that_leave_the_device_are_predicted(ran: Ran, name: str) -> None:
     config = RunConfig.of(**{**SMALL, **CASES[name]})

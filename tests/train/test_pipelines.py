@@ -1,7 +1,5 @@
 """Pipelines on real processes: parallel = serial, predicted = counted, and every action timed on one clock."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any
@@ -105,11 +103,6 @@ def prepare(folder: Path) -> None:
         launch(folder / str(processes), {name: configs[name] for name in configs if name not in later}, processes)
 
 
-@pytest.fixture(scope="module")
-def runs(prepared: Path) -> Path:
-    return prepared
-
-
 CASES = [(processes, name) for processes, configs in ((2, PAIRS), (4, FOURS)) for name in configs]
 named = pytest.mark.parametrize(
     ("processes", "name"),
@@ -130,11 +123,10 @@ def spans_of(run: Path, processes: int) -> list[Span]:
     return [Span.from_dict(span) for rank in range(processes) for span in events(run, rank, "spans")[-1]["spans"]]
 
 
-@pytest.mark.timeout(900)
 @named
-def test_pipeline_engines_train_a_model_as_one_process_does(runs: Path, processes: int, name: str) -> None:
-    run = runs / str(processes) / name
-    serial = runs / "1" / config_of(run).model
+def test_pipeline_engines_train_a_model_as_one_process_does(prepared: Path, processes: int, name: str) -> None:
+    run = prepared / str(processes) / name
+    serial = prepared / "1" / config_of(run).model
     own, alone = ([one["loss"] for one in events(folder, 0, "step")] for folder in (run, serial))
     assert own == pytest.approx(alone, rel=1e-5)
     weights, expected = load_file(run / "weights.safetensors"), load_file(serial / "weights.safetensors")
@@ -144,8 +136,8 @@ def test_pipeline_engines_train_a_model_as_one_process_does(runs: Path, processe
 
 
 @named
-def test_predict_tells_what_every_rank_of_a_pipeline_sends(runs: Path, processes: int, name: str) -> None:
-    run = runs / str(processes) / name
+def test_predict_tells_what_every_rank_of_a_pipeline_sends(prepared: Path, processes: int, name: str) -> None:
+    run = prepared / str(processes) / name
     for rank in range(processes):
         measured = Footprint.from_dict(events(run, rank, "footprint")[-1]["footprint"])
         predicted = predict(config_of(run), rank)
@@ -158,25 +150,25 @@ def test_predict_tells_what_every_rank_of_a_pipeline_sends(runs: Path, processes
 
 
 @pytest.mark.parametrize("name", FORECAST)
-def test_the_peak_is_forecast(runs: Path, name: str) -> None:
+def test_the_peak_is_forecast(prepared: Path, name: str) -> None:
     """Within 5 %: of whole and of split backwards, of one stage per rank and of several, in both runtimes."""
-    run = runs / "2" / name
+    run = prepared / "2" / name
     for rank in range(2):
         measured = Footprint.from_dict(events(run, rank, "footprint")[-1]["footprint"])
         assert predict(config_of(run), rank).memory.peak_bytes == pytest.approx(measured.memory.peak_bytes, rel=0.05)
 
 
-def test_footprint_of_gpipe_keeps_more_than_that_of_1f1b(runs: Path) -> None:
+def test_footprint_of_gpipe_keeps_more_than_that_of_1f1b(prepared: Path) -> None:
     kept = {}
     for schedule in ("gpipe", "1f1b"):
-        footprint = events(runs / "2" / f"hand-{schedule}", 0, "footprint")[-1]["footprint"]
+        footprint = events(prepared / "2" / f"hand-{schedule}", 0, "footprint")[-1]["footprint"]
         kept[schedule] = footprint["memory"]["activations_bytes"]
     assert kept["gpipe"] > 2 * kept["1f1b"]  # 8 micro-batches in flight, and 2
 
 
 @named
-def test_every_action_is_timed_on_one_clock(runs: Path, processes: int, name: str) -> None:
-    run = runs / str(processes) / name
+def test_every_action_is_timed_on_one_clock(prepared: Path, processes: int, name: str) -> None:
+    run = prepared / str(processes) / name
     config = config_of(run)
     layout, schedule = config.layout, schedule_of(config.layout)
     ranks = {pipeline * layout.dp: pipeline for pipeline in range(layout.pp)}
@@ -190,8 +182,8 @@ def test_every_action_is_timed_on_one_clock(runs: Path, processes: int, name: st
                 assert timeline.starts[index] >= timeline.ends[needed] - 2 * uncertainty_s - 1e-6
 
 
-def test_a_record_is_laid_over_its_simulation(runs: Path, tmp_path: Path) -> None:
-    run = runs / "2" / "torch-1f1b"
+def test_a_record_is_laid_over_its_simulation(prepared: Path, tmp_path: Path) -> None:
+    run = prepared / "2" / "torch-1f1b"
     record = RunRecord(
         run_id="one", config=config_of(run), status="completed", spans=tuple(spans_of(run, 2)), losses=(1.0,)
     )

@@ -1,7 +1,5 @@
 """Probes on operations whose bytes are known beforehand."""
 
-from __future__ import annotations
-
 import gc
 import time
 

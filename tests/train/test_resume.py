@@ -1,12 +1,10 @@
 """A training that was cut off goes on as if it had not been: the same bits, and in another layout the same numbers."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -62,6 +60,12 @@ OTHERWISE = {
     "dp-pp": "zero2",
 }
 """Cut off in one layout, gone on with in another, of the same model and global batch."""
+NIGHTLY = {"dp-tp", "fsdp2-tp"}
+"""Two axes split at once, on four ranks: by day such checkpoints are carried over bit for bit (`dp2tp2`,
+`zero2tp2`), and runs that split one of the two axes, or two others, are cut off and gone on with."""
+NIGHTLY_ORIGINS = {"one", "fsdp2-tp", "dp-pp"}
+"""Of `OTHERWISE`: by day the other four go on, to each engine and axis."""
+AT_NIGHT = bool(os.environ.get("DLOJZ_NIGHTLY"))
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one": {},
     "tp2": {"tp": 2, **HAND},
@@ -92,6 +96,8 @@ def prepare(folder: Path) -> None:
     made = Runs(folder)
     jobs: dict[int, list[dict[str, Any]]] = {1: [], 2: [], 3: [], 4: []}
     for name, fields in {**RUNS, **ROUNDED}.items():
+        if name in NIGHTLY and not AT_NIGHT:
+            continue
         config = RunConfig.of(**fields)
         whole, cut = (made.prepare(f"{kind}/{name}", config) for kind in ("whole", "cut"))
         jobs[config.layout.world_size] += [{"train": whole}, {"train": cut, "stop_after": 1}, {"train": cut}]
@@ -112,6 +118,8 @@ def prepare(folder: Path) -> None:
         job = {"carry": sources, "to": made.prepare(f"carried/{layout}", config)}
         again[config.layout.world_size].append(job)
     for origin, layout in OTHERWISE.items():
+        if origin in NIGHTLY_ORIGINS and not AT_NIGHT:
+            continue
         config = RunConfig.of(**RUNS[layout])
         folder = made.prepare(f"otherwise/{origin}", config)
         shutil.copytree(made.root / "cut" / origin / "checkpoints", Path(folder) / "checkpoints")
@@ -120,13 +128,11 @@ def prepare(folder: Path) -> None:
         made.do(listed, processes)
 
 
-@pytest.fixture(scope="module")
-def runs(prepared: Path) -> Runs:
-    return Runs(prepared)
+def marked(names: Iterable[str], later: set[str]) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.nightly if name in later else []) for name in names]
 
 
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", marked(RUNS, NIGHTLY))
 def test_checkpoints_let_a_cut_run_end_as_what_was_not_cut_off(runs: Runs, name: str) -> None:
     """Bit for bit: losses of the steps after the cut, and the checksum of the final weights."""
     assert runs.told(f"cut/{name}", "checkpoint_failed", "reason") == []
@@ -139,7 +145,6 @@ def test_checkpoints_let_a_cut_run_end_as_what_was_not_cut_off(runs: Runs, name:
     assert len(weights) == 1
 
 
-@pytest.mark.timeout(1200)
 def test_checkpoints_of_three_ddp_replicas_go_on_but_for_the_last_bits(runs: Runs) -> None:
     """Relative 1e-6: the first step after the cut adds three gradients up in another order, and fp32 has 24 bits."""
     whole, cut = (runs.told(f"{kind}/ddp-3", "step", "loss") for kind in ("whole", "cut"))
@@ -148,7 +153,6 @@ def test_checkpoints_of_three_ddp_replicas_go_on_but_for_the_last_bits(runs: Run
     assert cut[:3] == whole[:3]  # the loss after the cut is found before any gradient is added up
 
 
-@pytest.mark.timeout(1200)
 def test_checkpoints_stop_all_ranks_at_one_step_and_say_how_to_go_on(runs: Runs) -> None:
     """Only the last rank was told to."""
     for rank in (0, 1):
@@ -157,8 +161,7 @@ def test_checkpoints_stop_all_ranks_at_one_step_and_say_how_to_go_on(runs: Runs)
         assert runs.told("cut/zero2", "checkpoint", "step", rank) == [2]
 
 
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("origin", OTHERWISE)
+@pytest.mark.parametrize("origin", marked(OTHERWISE, NIGHTLY_ORIGINS))
 def test_checkpoints_go_on_in_another_layout_to_the_same_losses(runs: Runs, origin: str) -> None:
     """Relative 1e-5: the order of summation is all that differs."""
     expected = runs.told(f"whole/{origin}", "step", "loss")
@@ -166,7 +169,6 @@ def test_checkpoints_go_on_in_another_layout_to_the_same_losses(runs: Runs, orig
     assert runs.told(f"otherwise/{origin}", "step", "loss") == pytest.approx(expected[2:], rel=1e-5)
 
 
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("origin", "layout"), [(origin, layout) for layout in LAYOUTS for origin in ORIGINS[layout]])
 def test_checkpoint_tensors_of_one_layout_another_gives_back_bit_for_bit(runs: Runs, origin: str, layout: str) -> None:
     number = list(ORIGINS[layout]).index(origin)
@@ -190,7 +192,6 @@ kept_states = cache(states)
 """Read once, compared with what every layout gives back."""
 
 
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", ["one", "ddp-coatnet", "zero3-bf16", "pp-torch-momentum", "deepspeed-zero2-momentum"])
 def test_the_bytes_of_a_checkpoint_are_those_predicted(runs: Runs, name: str) -> None:
     """Exactly those of the tensors; the files have their headers besides, less than 1 KiB per tensor."""
@@ -202,7 +203,6 @@ def test_the_bytes_of_a_checkpoint_are_those_predicted(runs: Runs, name: str) ->
     assert 0 < manifest.bytes - checkpoint_bytes(manifest.config) < 1024 * len(tensors)
 
 
-@pytest.mark.timeout(1200)
 def test_footprint_of_a_step_has_no_part_in_what_a_checkpoint_sends(runs: Runs) -> None:
     """The run that keeps one after each traced step measures the communication that the one without measures."""
     whole, keeping = (runs.told(name, "footprint", "footprint")[-1] for name in ("whole/zero2", "nan"))
@@ -210,7 +210,6 @@ def test_footprint_of_a_step_has_no_part_in_what_a_checkpoint_sends(runs: Runs) 
     assert keeping["memory"]["peak_bytes"] == whole["memory"]["peak_bytes"]
 
 
-@pytest.mark.timeout(1200)
 def test_listing_and_checkpoint_tensors_never_keep_a_loss_that_is_no_number(runs: Runs) -> None:
     assert runs.told("nan", "end", "status") == ["diverged"]
     assert [one.step for one in listing(runs.root / "nan")] == [3, 2, 1]
@@ -223,7 +222,6 @@ def newest_tensors(run: Path) -> list[torch.Tensor]:
         return [source.tensor(name) for name in source.manifest.tensors]
 
 
-@pytest.mark.timeout(1200)
 def test_footprint_of_what_goes_on_is_that_of_what_was_not_cut_off(runs: Runs) -> None:
     """Its first three steps are traced, their memory and communication those of any steady step."""
     whole, cut = (runs.told(f"{kind}/ddp-coatnet", "footprint", "footprint")[-1] for kind in ("whole", "cut"))

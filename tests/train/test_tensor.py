@@ -1,7 +1,6 @@
 """Tensor, hybrid and 3D parallelism on real processes: parallel = serial, predicted = counted."""
 
-from __future__ import annotations
-
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -55,8 +54,18 @@ ON: dict[int, dict[str, dict[str, Any]]] = {
         "torch-coatnet-3d": {**COATNET, **TORCH, "tp": 2, "pp": 2, "dp": 2},
     },
 }
-CASES = [(count, name) for count, names in ON.items() for name in names]
-named = pytest.mark.parametrize(("processes", "name"), CASES, ids=[f"{name}-on-{count}" for count, name in CASES])
+NIGHTLY = "torch-coatnet-fsdp2"
+"""By day `torch-coatnet` splits the same layers, and `torch-llama-fsdp2-sp` shards what torch has split."""
+
+
+def cases(kind: str = "") -> pytest.MarkDecorator:
+    """Parametrize a test with the runs whose name begins with `kind`."""
+    found = [(count, name) for count, names in ON.items() for name in names if name.startswith(kind)]
+    marked = [
+        pytest.param(count, name, id=f"{name}-on-{count}", marks=pytest.mark.nightly if name == NIGHTLY else [])
+        for count, name in found
+    ]
+    return pytest.mark.parametrize(("processes", "name"), marked)
 
 
 def config_for(fields: dict[str, Any]) -> RunConfig:
@@ -66,24 +75,19 @@ def config_for(fields: dict[str, Any]) -> RunConfig:
 def prepare(folder: Path) -> None:
     serial = {str(fields["model"]): config_for({**fields, "engine": "single"}) for fields in (COATNET, LLAMA)}
     train(folder / "1", serial, 1)
-    for processes, cases in ON.items():
-        train(folder / str(processes), {name: config_for(fields) for name, fields in cases.items()}, processes)
-
-
-@pytest.fixture(scope="module")
-def runs(prepared: Path) -> Path:
-    return prepared
+    for processes, runs in ON.items():
+        made = {name: fields for name, fields in runs.items() if name != NIGHTLY or os.environ.get("DLOJZ_NIGHTLY")}
+        train(folder / str(processes), {name: config_for(fields) for name, fields in made.items()}, processes)
 
 
 def events(run: Path, rank: int, event: str) -> list[dict[str, Any]]:
     return [one for one in read_events(run / "events" / f"rank-{rank}.jsonl") if one["event"] == event]
 
 
-@pytest.mark.timeout(900)
-@named
-def test_tensor_engines_train_a_split_model_as_one_process_does(runs: Path, processes: int, name: str) -> None:
-    run = runs / str(processes) / name
-    serial = runs / "1" / RunConfig.from_json((run / "config.json").read_text()).model
+@cases()
+def test_tensor_engines_train_a_split_model_as_one_process_does(prepared: Path, processes: int, name: str) -> None:
+    run = prepared / str(processes) / name
+    serial = prepared / "1" / RunConfig.from_json((run / "config.json").read_text()).model
     own, alone = ([one["loss"] for one in events(folder, 0, "step")] for folder in (run, serial))
     assert len(own) == SMALL["steps"]
     assert own == pytest.approx(alone, rel=1e-5)
@@ -93,13 +97,6 @@ def test_tensor_engines_train_a_split_model_as_one_process_does(runs: Path, proc
         torch.testing.assert_close(weights[key], value, rtol=0, atol=1e-5, msg=key)
 
 
-HAND_MADE = pytest.mark.parametrize(
-    ("processes", "name"),
-    [case for case in CASES if case[1].startswith("hand")],
-    ids=[f"{name}-on-{count}" for count, name in CASES if name.startswith("hand")],
-)
-
-
 predicted_of = cache(predict)
 
 
@@ -107,11 +104,10 @@ def footprint(run: Path, rank: int) -> Footprint:
     return Footprint.from_dict(events(run, rank, "footprint")[-1]["footprint"])
 
 
-@pytest.mark.timeout(900)
-@HAND_MADE
-def test_footprint_of_a_split_run_holds_and_sends_what_was_predicted(runs: Path, processes: int, name: str) -> None:
+@cases("hand")
+def test_footprint_of_a_split_run_holds_and_sends_what_was_predicted(prepared: Path, processes: int, name: str) -> None:
     """States by category, bytes and calls of every collective in every group, on every rank: exact."""
-    run = runs / str(processes) / name
+    run = prepared / str(processes) / name
     config = RunConfig.from_json((run / "config.json").read_text())
     for rank in range(processes):
         counted, predicted = footprint(run, rank), predicted_of(config, rank)
@@ -121,15 +117,10 @@ def test_footprint_of_a_split_run_holds_and_sends_what_was_predicted(runs: Path,
         assert counted.parameters == predicted.parameters
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("processes", "name"),
-    [case for case in CASES if case[1].startswith("torch")],
-    ids=[f"{name}-on-{count}" for count, name in CASES if name.startswith("torch")],
-)
-def test_footprint_of_a_run_split_by_torch_is_what_was_predicted(runs: Path, processes: int, name: str) -> None:
+@cases("torch")
+def test_footprint_of_a_run_split_by_torch_is_what_was_predicted(prepared: Path, processes: int, name: str) -> None:
     """Bytes and calls exactly. Gradients are left out: of a split embedding torch's is a view of the whole table's."""
-    run = runs / str(processes) / name
+    run = prepared / str(processes) / name
     config = RunConfig.from_json((run / "config.json").read_text())
     for rank in range(processes):
         counted, predicted = footprint(run, rank), predicted_of(config, rank)
@@ -138,9 +129,8 @@ def test_footprint_of_a_run_split_by_torch_is_what_was_predicted(runs: Path, pro
             assert counted.memory.category(category) == predicted.memory.category(category), (rank, category)
 
 
-@pytest.mark.timeout(900)
-@HAND_MADE
-def test_activations_peak_and_flops_are_predicted(runs: Path, processes: int, name: str) -> None:
+@cases("hand")
+def test_activations_peak_and_flops_are_predicted(prepared: Path, processes: int, name: str) -> None:
     """Activations to 1 %, the peak to 2 %: both are off by some bytes of BatchNorm's and the loss's scalars.
 
     In a pipeline 5 %, as in test_pipelines.py: messages under way are not foreseen. Each of gloo's threads may hold a
@@ -149,7 +139,7 @@ def test_activations_peak_and_flops_are_predicted(runs: Path, processes: int, na
     test_truth.py: images but for their own gradient (a stage of CoAtNet: 2 %), text and what fused attention computes
     again (under 3 %).
     """
-    run = runs / str(processes) / name
+    run = prepared / str(processes) / name
     config = RunConfig.from_json((run / "config.json").read_text())
     piped = config.layout.pp > 1
     for rank in range(processes):

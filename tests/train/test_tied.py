@@ -1,7 +1,5 @@
 """Models whose head is the token embedding, under the engines: the losses of one process, and what is predicted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ from dlojz.base.errors import LabError
 from dlojz.config.run_config import RunConfig
 from dlojz.runnable import check_runnable
 from dlojz.train.checkpoint_files import listing, verify
-from tests.train.counted import Job, Runs, check_as_predicted, check_goes_on, going_on_from, prepare_runs
+from tests.train.counted import Job, check_as_predicted, check_goes_on, going_on_from, prepare_runs
 
 TRAINED_AT_NIGHT = True  # see tests/conftest.py
 SMALL: dict[str, Any] = {
@@ -84,19 +82,12 @@ def prepare(folder: Path) -> None:
         made.do(jobs, processes)
 
 
-@pytest.fixture(scope="module")
-def runs(prepared: Path) -> Any:
-    return Runs(prepared)
-
-
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [name for name in RUNS if "-" in name])
 def test_engines_give_tied_models_the_losses_of_one_process_in_every_layout(runs: Any, name: str) -> None:
     expected = runs.told(f"whole/{name.partition('-')[0]}", "step", "loss")
     assert len(expected) == 3 and runs.told(f"whole/{name}", "step", "loss") == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "name",
     [
@@ -112,7 +103,6 @@ def test_predict_of_every_tied_config_equals_what_is_counted(runs: Any, name: st
     check_as_predicted(runs, name, RunConfig.of(**RUNS[name]), peak=peak)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CUT)
 def test_verify_finds_the_tied_matrix_once_in_a_checkpoint(runs: Any, name: str) -> None:
     """A run that was cut off goes on to the bit, in another layout to rounding."""

@@ -1,7 +1,5 @@
 """torch's tensor parallelism behind the engines: what it sends, what a rank holds, what is refused."""
 
-from __future__ import annotations
-
 from collections import Counter
 from contextlib import nullcontext
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """One update in six forms: the same training, as much memory as predicted, and a cut that leaves no trace."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +12,7 @@ from benchmarks.update_forms import measure_forms, write_measures
 from dlojz.base.errors import LabError
 from dlojz.config.run_config import RunConfig
 from dlojz.runnable import check_runnable
-from tests.train.counted import Runs, check_as_predicted, check_goes_on, check_refused, footprint, prepare_runs
+from tests.train.counted import check_as_predicted, check_goes_on, check_refused, footprint, prepare_runs
 
 TRAINED_AT_NIGHT = True  # see tests/conftest.py
 SHORT: dict[str, Any] = {"learning_rate": 1e-3, "weight_decay": 0.1, "device": "cpu", "micro_batch": 2, "steps": 5}
@@ -65,12 +63,6 @@ def prepare(folder: Path) -> None:
     prepare_runs(folder, {name: fields_of(name) for name in names}, dict.fromkeys(CUT, STOP_AFTER))
 
 
-@pytest.fixture(scope="module")
-def runs(prepared: Path) -> Any:
-    return Runs(prepared)
-
-
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", EXACT)
 def test_update_forms_train_alike_bit_for_bit(runs: Any, name: str) -> None:
     """All losses, and the checksum of the final weights: with `in_forward` the last update too."""
@@ -79,7 +71,6 @@ def test_update_forms_train_alike_bit_for_bit(runs: Any, name: str) -> None:
     assert runs.told(f"whole/{name}", "weights", "sha256") == runs.told(f"whole/{auto}", "weights", "sha256")
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [name for name in NAMES if name.endswith("fused")])
 def test_update_by_a_fused_kernel_trains_alike_but_for_rounding(runs: Any, name: str) -> None:
     """It rounds otherwise by a few units of 2⁻²⁴ per update, which five steps amplify; bf16 rounds at 2⁻⁹."""
@@ -89,14 +80,12 @@ def test_update_by_a_fused_kernel_trains_alike_but_for_rounding(runs: Any, name:
     assert runs.told(f"whole/{name}", "step", "loss") == pytest.approx(auto, rel=tolerance)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith(SPLIT)])
 def test_predict_of_every_update_config_tells_its_memory(runs: Any, name: str) -> None:
     """States by category, on every rank: exact; the peak to 2 %."""
     check_as_predicted(runs, name, config_of(name))
 
 
-@pytest.mark.timeout(600)
 def test_footprint_of_an_update_in_backward_saves_memory_of_gradients_freed(runs: Any) -> None:
     """With AdamW and a short sequence, where the peak is that of the states and their update."""
     peaks = {}
@@ -105,7 +94,6 @@ def test_footprint_of_an_update_in_backward_saves_memory_of_gradients_freed(runs
     assert peaks["in_backward"] < peaks["fused"] < peaks["for_loop"] < peaks["foreach"]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CUT)
 def test_checkpoint_of_every_update_form_goes_on_as_if_not_cut_off(runs: Any, name: str) -> None:
     check_goes_on(runs, name, STOP_AFTER + 1)

@@ -1,7 +1,5 @@
 """Weights in other types than fp32, and frozen ones: states, messages and peak are predicted as a run counts them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from dlojz.base.language import use_language
 from dlojz.config.run_config import RunConfig
 from dlojz.prediction.forecast import forecast
 from tests.models import own_dtypes
-from tests.train.counted import Runs, check_as_predicted, check_refused, footprint, prepare_runs
+from tests.train.counted import check_as_predicted, check_refused, footprint, prepare_runs
 
 OWN = own_dtypes.__file__
 SMALL: dict[str, Any] = {"micro_batch": 2, "device": "cpu", "steps": 3}
@@ -78,11 +76,6 @@ TRAINED_AT_NIGHT = True  # see tests/conftest.py
 
 def prepare(folder: Path) -> None:
     prepare_runs(folder, RUNS, {})
-
-
-@pytest.fixture(scope="module")
-def runs(prepared: Path) -> Any:
-    return Runs(prepared)
 
 
 @pytest.mark.parametrize("name", RUNS)

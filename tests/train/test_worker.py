@@ -1,7 +1,5 @@
 """The real worker through the front door: how runs end."""
 
-from __future__ import annotations
-
 import resource
 import subprocess
 import sys
@@ -90,7 +88,6 @@ def test_check_runnable_refuses_before_anything_starts_what_no_engine_runs(
         check_runnable(RunConfig.of(**fields))
 
 
-@pytest.mark.timeout(600)
 def test_cancel_leaves_in_the_record_what_a_stopped_run_has_measured(tmp_path: Path) -> None:
     """Stopped right after the steady step: memory, communication, timeline and spans are there."""
     run = dlojz.run(dp=2, root=tmp_path, progress=False, wait=False, **QUICK | {"steps": 100_000})

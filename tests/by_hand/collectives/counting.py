@@ -1,7 +1,5 @@
 """What the programs of all ranks send and add, counted step by step."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 from dlojz.by_hand.collectives.algorithm_catalogue import num_chunks, programs

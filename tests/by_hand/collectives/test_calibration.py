@@ -1,7 +1,5 @@
 """α and β come back from the times they made; what determines no line is refused."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The closed forms equal what is counted from the programs, exactly; the seconds are those of the model."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -1,7 +1,5 @@
 """The programs on real processes give what torch.distributed gives, and are timed by the same points on every rank."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every algorithm computes what its collective is defined to be, for any number of ranks; the rest is refused."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,7 +24,7 @@ def _defined(collective: str, values: list[list[int]], rank: int, chunk: int) ->
     return values[0][chunk] if collective == "broadcast" else sum(row[chunk] for row in values)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(name=ALL, size=SIZES, data=st.data())
 def test_the_result_is_the_definition_of_the_collective(name: str, size: int, data: st.DataObject) -> None:
     chunks = collectives.num_chunks(name, size)

@@ -1,9 +1,5 @@
 """The sentences, in both languages, and short durations."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 
 from dlojz.base.language import use_language
@@ -12,10 +8,8 @@ from dlojz.display.collective_text import format_bandwidth, format_latency, held
 
 
 @pytest.fixture
-def french() -> Iterator[None]:
+def french() -> None:
     use_language("fr")
-    yield
-    use_language("en")
 
 
 def test_a_step_in_sentences() -> None:

@@ -1,7 +1,5 @@
 """The mean over forked ranks by one bit per number: the same on all, nothing lost, and as many bytes as predicted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -52,7 +50,7 @@ def kinds(kind: str, numel: int, seed: int) -> Tensor:
     }[kind]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.integers(1, 5000) | st.sampled_from([1, 7, 8, 9, 2047, 2048, 2049]),
     st.integers(2, 9),

@@ -3,8 +3,6 @@
 `benchmarks/compressed_convergence.py` does so for more seeds, longer.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An optimizer inside the passes: the same weights to the bit, and the gradients of one module at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

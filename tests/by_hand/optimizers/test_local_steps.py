@@ -1,7 +1,5 @@
 """Local SGD and DiLoCo on forked ranks: what they equal, line by line, and when they meet."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable

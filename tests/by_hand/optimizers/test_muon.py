@@ -1,7 +1,5 @@
 """Muon by hand: torch's weights to the bit, singular values near 1, and hidden matrices alone."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

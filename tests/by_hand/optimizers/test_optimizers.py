@@ -1,7 +1,5 @@
 """Optimizers that send one bit per number, on forked ranks: the first stage to the bit, the second as its lines say."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable
@@ -295,16 +293,13 @@ def test_communicating_optimizers_refuse_impossible_stages_in_one_sentence(name:
         (50, 20): {"en": "warmup_steps=50 leaves nothing to compress", "fr": "warmup_steps=50 ne laisse rien"},
     }
     use_language(language)
-    try:
-        for (warmup_steps, total_steps), sentences in received.items():
-            with pytest.raises(LabError, match=sentences[language]) as refused:
-                make(name, nn.Linear(2, 2), warmup_steps=warmup_steps, total_steps=total_steps)
-            assert str(refused.value).endswith(".") and str(refused.value).count(". ") == 0
-        said = {"en": "compression does nothing but freeze", "fr": "ne fait rien d’autre que geler"}[language]
-        with pytest.warns(UserWarning, match=said):
-            OPTIMIZERS[name](nn.Linear(2, 2).parameters(), warmup_steps=1)
-    finally:
-        use_language("en")
+    for (warmup_steps, total_steps), sentences in received.items():
+        with pytest.raises(LabError, match=sentences[language]) as refused:
+            make(name, nn.Linear(2, 2), warmup_steps=warmup_steps, total_steps=total_steps)
+        assert str(refused.value).endswith(".") and str(refused.value).count(". ") == 0
+    said = {"en": "compression does nothing but freeze", "fr": "ne fait rien d’autre que geler"}[language]
+    with pytest.warns(UserWarning, match=said):
+        OPTIMIZERS[name](nn.Linear(2, 2).parameters(), warmup_steps=1)
 
 
 def test_errors_of_another_number_of_ranks_are_refused() -> None:

@@ -1,7 +1,5 @@
 """What is said before a run, in both languages: that compression does nothing, and stages that cannot be."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """One bit per number: what is packed is read again, and what is lost is kept."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

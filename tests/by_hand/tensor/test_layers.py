@@ -1,7 +1,5 @@
 """The parallel layers one by one, against the whole ones: outputs, gradients, and what crosses the wire."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -6,8 +6,6 @@ sequence first, (T, B, D), where the lab puts the batch first, (B, T, D): tensor
 else is adapted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial

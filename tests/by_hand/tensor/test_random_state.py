@@ -1,7 +1,5 @@
 """The two random states: equal and different masks on real ranks, streams that go on, checkpoints that draw again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

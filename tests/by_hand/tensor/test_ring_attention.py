@@ -1,7 +1,5 @@
 """Ring attention and context parallelism by hand, on forked ranks: one process's result, and the bytes predicted."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any

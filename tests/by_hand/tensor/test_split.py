@@ -1,7 +1,5 @@
 """A split model on real ranks is the whole model: losses, gradients and weights, for every family."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What the ZeRO classes refuse, each in one sentence; one process is enough to see it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

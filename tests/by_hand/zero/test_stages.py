@@ -1,7 +1,5 @@
 """ZeRO by hand on forked ranks: the training of one process, what each rank holds, what it says and when."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

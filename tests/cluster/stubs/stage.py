@@ -1,7 +1,5 @@
 """What the stub workers share: a rank's events, as the real worker writes them, and its signals."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

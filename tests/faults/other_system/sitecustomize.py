@@ -1,7 +1,5 @@
 """Hide from this package what only Linux has: loaded by every Python process that has this folder on its path."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

@@ -1,7 +1,5 @@
 """What the test workers share: the events of a rank, written as the real worker writes them, without torch."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -5,8 +5,6 @@ is full), `top2_2nd_expert_sampling=False` (no noise on the second choice), `min
 expert four rows) and no `noisy_gate_policy`. What does not, where an expert is full, is shown in the tests below.
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")

@@ -1,7 +1,5 @@
 """The gate on logits made by hand: who is chosen, with which weight, in which row, and what it costs."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

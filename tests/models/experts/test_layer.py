@@ -1,7 +1,5 @@
 """The layer: nothing dropped is the dense mixture, what is dropped is zero, its losses are in the gradient alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Models with mixtures: as many parameters as published, and a routing of one's own where there are experts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

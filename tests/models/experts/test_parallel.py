@@ -1,7 +1,5 @@
 """Experts divided over real ranks: the same outputs and gradients for ep = 1, 2, 4; as many bytes as predicted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

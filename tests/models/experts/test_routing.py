@@ -1,7 +1,5 @@
 """What a mixture is told: capacity, bytes, and one sentence for each set of numbers that cannot be."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The ILP: Alpa's known answers to the digit, every choice tried on small graphs, Viterbi on chains."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -113,8 +111,5 @@ def test_a_plan_shows_itself_in_both_languages() -> None:
     plan = shard(graph, DeviceMesh((1, 2)))
     assert "Sharding on 1 × 2 devices" in str(plan)
     assert "&lt;h&gt;" in plan._repr_html_()
-    try:
-        use_language("fr")
-        assert "Découpe sur 1 × 2 périphériques" in str(plan)
-    finally:
-        use_language("en")
+    use_language("fr")
+    assert "Découpe sur 1 × 2 périphériques" in str(plan)

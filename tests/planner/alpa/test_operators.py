@@ -1,7 +1,5 @@
 """Parallel algorithms of operators: the paper's table, and each of them run on numbers, part by part."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

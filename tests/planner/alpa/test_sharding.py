@@ -1,7 +1,5 @@
 """Meshes, specs and resharding: the paper's tables, and each move checked on the parts that devices hold."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

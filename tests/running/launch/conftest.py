@@ -1,7 +1,5 @@
 """The fake scheduler, and what a real one said."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Iterator

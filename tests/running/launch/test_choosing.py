@@ -1,7 +1,5 @@
 """Layouts side by side on real ranks, and the calibration they are held against."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

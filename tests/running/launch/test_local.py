@@ -1,7 +1,5 @@
 """The local launcher: what happens where it cannot be started."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

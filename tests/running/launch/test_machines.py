@@ -1,7 +1,5 @@
 """Machine files: those that are shipped, what is refused in one, which one is chosen; and `dlojz machines`."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The words of a real scheduler (tests/fakeslurm/measured.py): told in full, and explained in both languages."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Replayed records: found by what is asked, marked wherever they are, and never taken for a measurement made here."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What `run` refuses, in one sentence, before anything is written."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

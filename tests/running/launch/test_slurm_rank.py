@@ -1,7 +1,5 @@
 """Where the ranks meet, and the end of a job: in this process, without a scheduler."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

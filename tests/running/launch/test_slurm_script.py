@@ -1,7 +1,5 @@
 """The job script, word by word, and what cannot get into it."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 `sbatch`, `squeue` and `sacct` are programs of the test, on PATH.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

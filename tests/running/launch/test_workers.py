@@ -1,7 +1,5 @@
 """What the ranks inherit, how they start and how they are stopped."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Checkpoints written by hand, so that reading them needs no training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

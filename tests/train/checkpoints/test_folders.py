@@ -1,7 +1,5 @@
 """What is read is what was written, or it is not read at all."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -88,7 +86,7 @@ def test_a_damaged_file_is_named_and_the_checkpoint_before_is_taken(
         assert name in said or name == "COMMIT"
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_flipped_byte_and_no_cut_is_overlooked(write: Write, tmp_path: Path, data: st.DataObject) -> None:
     folder = tmp_path / "checkpoints" / "step-000010"

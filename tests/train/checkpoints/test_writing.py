@@ -1,7 +1,5 @@
 """At whatever moment a writer dies, what is read is a committed state and never a wrong number."""
 
-from __future__ import annotations
-
 import ast
 import errno
 import os
