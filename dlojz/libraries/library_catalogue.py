@@ -1,7 +1,7 @@
 """Catalogue of the libraries: their programs, versions, command lines, and the lines of code that change.
 
-Docstrings, comments and blank lines do not count as code. A library that is not installed is reported with the command
-that installs it.
+The entries are those of `data/libraries.toml`. Docstrings, comments and blank lines do not count as code. A library
+that is not installed is reported with the command that installs it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import os
 import shlex
 import sys
 import tokenize
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dlojz.base.errors import LabError
 from dlojz.base.files import CHECKOUT
@@ -154,86 +156,14 @@ class Library:
         return next((distribution.version for distribution in distributions(name=self.package, path=folders)), "")
 
 
+def _entry(row: dict[str, Any]) -> Library:
+    """Read an entry; its sentences are made when they are asked for, in the language of that moment."""
+    return Library(**row | {name: partial(say, **row[name]) for name in ("hides", "runs")})
+
+
+_FILE = Path(__file__).parent / "data" / "libraries.toml"
 LIBRARIES: dict[str, Library] = {
-    entry.name: entry
-    for entry in (
-        Library(
-            name="torch",
-            package="torch",
-            import_name="torch",
-            hides=lambda: say(
-                en="when gradients leave (DDP: in buckets, during backward); all else is written out",
-                fr="le départ des gradients (DDP : par paquets, pendant la passe arrière) ; tout le reste est écrit",
-            ),
-            runs=lambda: say(en="DDP; FSDP2 (zero=2, 3)", fr="DDP ; FSDP2 (zero=2, 3)"),
-        ),
-        Library(
-            name="deepspeed",
-            package="deepspeed",
-            import_name="deepspeed",
-            hides=lambda: say(
-                en="device placement, gradient reduction, accumulation, zero_grad, clipping (at 1.0 unless told), "
-                "mixed precision and loss scaling, sharding: all from a JSON file",
-                fr="placement sur le GPU, réduction et accumulation des gradients, zero_grad, écrêtage (à 1,0 par "
-                "défaut), précision mixte et mise à l’échelle de la perte, partage des états : tout vient d’un JSON",
-            ),
-            runs=lambda: say(en="ZeRO 0 to 3", fr="ZeRO 0 à 3"),
-        ),
-        Library(
-            name="accelerate",
-            package="accelerate",
-            import_name="accelerate",
-            optional=True,
-            hides=lambda: say(
-                en="process group, data sharding, device placement, DDP (which broadcasts the buffers), accumulation, "
-                "mixed precision and loss scaling",
-                fr="groupe de processus, partage des données, placement sur le GPU, DDP (qui diffuse les buffers), "
-                "accumulation, précision mixte et mise à l’échelle de la perte",
-            ),
-            runs=lambda: say(
-                en="DDP; on GPUs also FSDP2 (zero=2, 3) and DeepSpeed (engine=deepspeed)",
-                fr="DDP ; sur GPU aussi FSDP2 (zero=2, 3) et DeepSpeed (engine=deepspeed)",
-            ),
-        ),
-        Library(
-            name="megatron",
-            package="megatron-core",
-            import_name="megatron.core",
-            optional=True,
-            hides=lambda: say(
-                en="the split of each weight and the all-reduces of its layers, the pipeline's schedule and messages, "
-                "accumulation, one contiguous buffer of gradients, no weight decay on biases and norms, clipping (at "
-                "1.0 unless told)",
-                fr="le découpage de chaque poids et les all-reduces de ses couches, l’ordre et les messages du "
-                "pipeline, l’accumulation, un seul tampon contigu de gradients, pas de weight decay sur les biais et "
-                "les normalisations, l’écrêtage (à 1,0 par défaut)",
-            ),
-            runs=lambda: say(
-                en="dp × tp × pp (1F1B), models of the gpt family; its distributed optimizer (ZeRO-1) takes CUDA "
-                "tensors only",
-                fr="dp × tp × pp (1F1B), modèles de la famille gpt ; son optimiseur distribué (ZeRO-1) n’accepte que "
-                "des tenseurs CUDA",
-            ),
-        ),
-        Library(
-            name="colossalai",
-            package="colossalai",
-            import_name="colossalai",
-            hides=lambda: say(
-                en="process group, device placement, DDP and its buckets, BatchNorm turned into SyncBatchNorm, mixed "
-                "precision, behind a Booster and a plugin",
-                fr="groupe de processus, placement sur le GPU, DDP et ses paquets, BatchNorm changée en SyncBatchNorm, "
-                "précision mixte, derrière un Booster et un plugin",
-            ),
-            runs=lambda: say(
-                en="DDP, models without BatchNorm; its own ZeRO (LowLevelZeroPlugin) refuses to start on a CPU",
-                fr="DDP, modèles sans BatchNorm ; son propre ZeRO (LowLevelZeroPlugin) refuse de démarrer sur un CPU",
-            ),
-            optional=True,
-            environment=".venv-colossalai",
-            environment_variable="DLOJZ_COLOSSALAI",
-        ),
-    )
+    row["name"]: _entry(row) for row in tomllib.loads(_FILE.read_text(encoding="utf-8"))["library"]
 }
 """The libraries, the reference first."""
 
