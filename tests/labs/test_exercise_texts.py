@@ -18,11 +18,16 @@ from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
 
 PACKAGE = Path(__file__).resolve().parents[2] / "dlojz"
 LABS = PACKAGE / "labs"
-ELSEWHERE = ("labs/kit/data", "libraries/scripts/data", "pipeline/data", "prediction/data")
+ELSEWHERE = ("labs/kit", "libraries", "libraries/scripts", "pipeline", "pipeline/orders", "prediction", "train")
 FILES = sorted(
     [
         *LABS.glob("*/*.md"),
-        *(path for folder in ELSEWHERE for path in (PACKAGE / folder).glob("*.md") if path.stem.isidentifier()),
+        *(
+            path
+            for folder in ELSEWHERE
+            for path in (PACKAGE / folder / "data").glob("*.md")
+            if path.stem.isidentifier()
+        ),
     ]
 )
 
