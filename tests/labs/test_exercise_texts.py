@@ -18,7 +18,9 @@ from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
 
 PACKAGE = Path(__file__).resolve().parents[2] / "dlojz"
 LABS = PACKAGE / "labs"
-ELSEWHERE = ("labs/kit", "libraries", "libraries/scripts", "pipeline", "pipeline/orders", "prediction", "train")
+ELSEWHERE = """
+labs/kit libraries libraries/scripts models/foreign pipeline pipeline/orders prediction train
+""".split()
 FILES = sorted(
     [
         *LABS.glob("*/*.md"),
