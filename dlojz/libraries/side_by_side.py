@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import Any
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import colon, say
 from dlojz.config.run_config import RunConfig, fallback_note
 from dlojz.config.schedules import settled_step
 from dlojz.libraries.library_catalogue import LIBRARIES, REFERENCE, LineChange, absence, lines_changed
@@ -135,7 +135,7 @@ def _why(name: str, rounds: Rounds) -> str:
 
 
 def _ended(record: RunRecord) -> str:
-    return f"{status_words(record.status)}{say(en=':', fr=' :')} {record.reason}"
+    return f"{status_words(record.status)}{colon()}{record.reason}"
 
 
 def status_words(status: str) -> str:

@@ -18,9 +18,10 @@ from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
 
 PACKAGE = Path(__file__).resolve().parents[2] / "dlojz"
 LABS = PACKAGE / "labs"
-ELSEWHERE = """
-labs/kit libraries libraries/scripts models/foreign pipeline pipeline/orders prediction train
-""".split()
+ELSEWHERE = (
+    *("labs/kit", "libraries", "libraries/scripts", "models/foreign"),
+    *("pipeline", "pipeline/orders", "prediction", "train"),
+)
 FILES = sorted(
     [
         *LABS.glob("*/*.md"),
