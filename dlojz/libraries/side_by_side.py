@@ -120,8 +120,13 @@ def rows(
     table = []
     for name in names or tuple(LIBRARIES):
         rounds: Rounds = records.get(name, ())
-        reason = (refused or {}).get(name) or _why(name, rounds)
-        table.append(_measured(name, rounds, base) if _last(rounds) is not None else _silent(name, reason))
+        if _last(rounds) is not None:
+            table.append(_measured(name, rounds, base))
+            continue
+        reason, library = (refused or {}).get(name) or _why(name, rounds), LIBRARIES[name]
+        table.append(
+            LibraryRow(name, library.title, library.version, lines_changed(name), library.hides(), None, reason)
+        )
     return table
 
 
@@ -149,11 +154,6 @@ def status_words(status: str) -> str:
         "diverged": "divergence",
     }
     return say(en=status, fr=french.get(status, status))
-
-
-def _silent(name: str, reason: str) -> LibraryRow:
-    library = LIBRARIES[name]
-    return LibraryRow(name, library.title, library.version, lines_changed(name), library.hides(), None, reason)
 
 
 def _measured(name: str, rounds: Rounds, base: Rounds) -> LibraryRow:

@@ -43,7 +43,8 @@ def origin_of(name: str) -> Origin:
     """
     package, _, model = name.partition(":")
     if is_own_file(name):
-        return _of_file(name)
+        with torch.random.fork_rng(devices=[]):  # weights are the same whether it was read before the seed or after
+            return _origin_of_file(name)
     if name in given_origins:
         return given_origins[name]
     if package == "timm":
@@ -65,11 +66,6 @@ def _of_configuration(file: Path, adapters: Adapters | None, target_length: int 
     package_of("transformers")
     make, family, size, classes, loss, example, title, has_classes = read_configuration(file, adapters, target_length)
     return Origin(make, family, size, classes, loss, example, title=title, has_classes=has_classes)
-
-
-def _of_file(name: str) -> Origin:
-    with torch.random.fork_rng(devices=[]):  # weights are the same whether the file was read before the seed or after
-        return _origin_of_file(name)
 
 
 def _origin_of_file(name: str) -> Origin:
