@@ -24,9 +24,11 @@ from typing import Any, NamedTuple
 
 from dlojz.base.errors import LabError
 from dlojz.base.files import CHECKOUT
-from dlojz.base.language import one_of, refusal, say
+from dlojz.base.language import Sentences, one_of, refusal, say
 from dlojz.base.requirements import install_command, missing_library
 from dlojz.config.run_config import LIBRARY_TITLES, RunConfig
+
+TEXTS = Sentences(Path(__file__).parent / "data" / "library_catalogue.md")
 
 
 def code_lines(text: str) -> list[str]:
@@ -194,23 +196,10 @@ def absence(name: str) -> str | None:
         return None
     if not entry.environment:
         return missing_library(entry.package, title=entry.title)
-    path_en, unset_en, path_fr, unset_fr = "", "", "", ""
-    if entry.given:
-        path_en, unset_en = f" where {entry.environment_variable} says, {entry.given}", "unset this variable, then "
-        path_fr, unset_fr = (
-            f" là où le dit {entry.environment_variable}, {entry.given}",
-            "retirez cette variable, puis ",
-        )
-    if entry.command:
-        how = f"install it by {entry.command}, in the folder of the lab"
-        comment = f"installez-le par {entry.command}, dans le dossier du TP"
-    else:
-        how = f"install it in a separate environment, whose Python {entry.environment_variable} names"
-        comment = f"installez-le dans un environnement séparé, dont {entry.environment_variable} donne le Python"
-    return say(
-        en=f"{entry.title} is not installed{path_en} (Python package {entry.package}): {unset_en}{how}.",
-        fr=f"{entry.title} n’est pas installé{path_fr} (paquet Python {entry.package}) : {unset_fr}{comment}.",
-    )
+    variable = entry.environment_variable
+    how = TEXTS.sentence("how", "command" if entry.command else "variable", command=entry.command, variable=variable)
+    names = {"title": entry.title, "package": entry.package, "variable": variable, "given": entry.given}
+    return TEXTS.say("not installed", "where the variable says" if entry.given else "here", how=how, **names)
 
 
 def require(name: str) -> None:
