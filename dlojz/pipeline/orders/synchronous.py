@@ -99,8 +99,8 @@ def counted(schedule: str, **counts: int) -> None:
     french = {"ranks": "rangs", "chunks": "étages par rang", "waves": "vagues", "group": "micro-batches par groupe"}
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            both = Said(name, f"{name} ({french[name]})" if name in french else name)
-            raise TEXTS.refusal("sizes", "not whole", schedule=schedule, name=both, value=value)
+            title = Said(name, f"{name} ({french[name]})" if name in french else name)
+            raise TEXTS.refusal("sizes", "not whole", schedule=schedule, name=title, value=value)
 
 
 def need_chunks(schedule: str, chunks: int, instead: str) -> None:
