@@ -560,9 +560,8 @@ def run_script(
     def end() -> None:
         if watch.saw_nothing and not process.is_child and not process.children_train():
             line = line_of(script.path)
-            phrase = TEXTS.say("no step", "line", line=line) if line else ""
-            limits = {"name": script.name, "first_step_s": script.first_step_s}
-            sentence = TEXTS.say("no step", "in time", phrase=phrase, saw=watch.saw(), **limits)
+            values = {"name": script.name, "first_step_s": script.first_step_s, "saw": watch.saw()}
+            sentence = TEXTS.say("no step", "in time at a line" if line else "in time", line=line, **values)
             sys.stdout.flush()
             print(f"dlojz: {sentence}", file=sys.stderr, flush=True)
             process.events.write(UNTRAINED, reason=f"rank {process.probes.rank}: {sentence}", shown=True)

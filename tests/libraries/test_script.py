@@ -340,8 +340,7 @@ def test_dlojz_run_ends_a_script_that_trains_nothing(tmp_path: Path) -> None:
 
 def test_the_sentences_are_in_both_languages() -> None:
     use_language("fr")
-    line = TEXTS.say("no step", "line", line=7)
-    in_time = TEXTS.say("no step", "in time", name="a.py", first_step_s=600, phrase=line, saw="rien")
+    in_time = TEXTS.say("no step", "in time at a line", name="a.py", first_step_s=600, line=7, saw="rien")
     assert "aucun pas d’optimiseur en 600 s et a été arrêté à sa ligne 7 (" in in_time
     assert "avant le premier pas d’un optimiseur" in TEXTS.say("no step", "at all", name="train.py", saw="rien")
 
