@@ -47,7 +47,7 @@ class Task(NamedTuple):
 
 TASKS = {
     "add a field to a run": Task("dlojz/config/fields.py", "class RunFields"),
-    "add a pipeline schedule": Task("dlojz/pipeline/schedule_catalogue.py", "ScheduleEntry("),
+    "add a pipeline schedule": Task("dlojz/pipeline/data/schedules.toml", "[[schedule]]"),
     "add an optimizer": Task("dlojz/config/optimizers.py", "OptimizerSpec("),
     "change the message of a failing exercise of lab 06": Task("dlojz/labs/lab06_tensor/exercises_layers.md", "## "),
     "add a GPU": Task("dlojz/hardware/data/gpus"),

@@ -121,6 +121,79 @@ def refusal(*, en: str, fr: str) -> LabError:
     return LabError(say(en=en, fr=fr))
 
 
+class Sentences:
+    """Sentences of a module in a Markdown file, by section and key.
+
+    Attributes:
+        requested: pairs of section and key that the module has looked up, so that a test finds a sentence without its
+            key, or a key without its sentence.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.sentences = read_sentences(path.read_text(encoding="utf-8"))
+        self.requested: set[tuple[str, str]] = set()
+
+    def sentence(self, section: str, key: str, /, **values: object) -> Said:
+        """Look up the sentence of a key in both languages, with these values; the key itself where there is none.
+
+        Of a value that is `Said`, each language gets its own text.
+        """
+        self.requested.add((section, key))
+        sentence = self.sentences.get(section, {}).get(key, Said(key, key))
+        if not values:
+            return sentence
+        english, french = (
+            {name: value[index] if isinstance(value, Said) else value for name, value in values.items()}
+            for index in (0, 1)
+        )
+        return Said(sentence.en.format(**english), sentence.fr.format(**french))
+
+    def say(self, section: str, key: str, /, **values: object) -> str:
+        """Return the sentence of a key in the reader's language."""
+        return str(self.sentence(section, key, **values))
+
+    def wrong(self, section: str, key: str, /, **values: object) -> Wrong:
+        """Make the verdict that says a sentence, for a judge to raise."""
+        return Wrong(*self.sentence(section, key, **values))
+
+    def refusal(self, section: str, key: str, /, **values: object) -> LabError:
+        """Make the error that refuses a request with a sentence."""
+        return LabError(self.say(section, key, **values))
+
+
+def read_sentences(markdown: str) -> dict[str, dict[str, Said]]:
+    """Read a file of sentences: by exercise and key, English before French.
+
+    Raises:
+        ValueError: if a key has not one sentence in each language, or stands twice.
+    """
+    pairs: dict[str, dict[str, list[str]]] = {}
+    exercise, key = "", "title"
+    for line in markdown.splitlines():
+        mark, _, text = line.partition(" ")
+        if mark == "#":
+            exercise, key = text, "title"
+            if exercise in pairs:
+                raise ValueError(f"{exercise} stands twice")
+            pairs[exercise] = {}
+        elif mark == "##":
+            key = text
+            if key in pairs[exercise]:
+                raise ValueError(f"{exercise}: {key!r} stands twice")
+        elif mark == "-":
+            pairs[exercise].setdefault(key, []).append(text)
+        elif line.strip():
+            raise ValueError(f"{exercise}, {key!r}: a sentence stands on one line, after '- ', but {line!r} does not")
+    for name, sentences in pairs.items():
+        for key, languages in sentences.items():
+            if len(languages) != 2:
+                raise ValueError(f"{name}, {key!r}: {len(languages)} sentences instead of one in each language")
+    return {
+        name: {key: Said(english, french) for key, (english, french) in sentences.items()}
+        for name, sentences in pairs.items()
+    }
+
+
 _OVERFLOWS = re.compile(r"overflow|too (?:large|big) to convert", re.IGNORECASE)
 
 

@@ -22,8 +22,8 @@ from dlojz.cost_model.measuring_kernels import tiny_blocks, tiny_step
 from dlojz.hardware import Precision
 from dlojz.models.checkpointing import Checkpointing
 from dlojz.models.foreign.elsewhere import contents_hash
-from dlojz.models.foreign.given_module import changes_its_model
 from dlojz.models.foreign.names import is_elsewhere
+from dlojz.models.foreign.sources import changes_its_model
 from dlojz.prediction import trace_store
 from dlojz.prediction.model_trace import TraceKey, key_of, tracer_of
 from dlojz.prediction.shapes import RankPart

@@ -23,12 +23,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from dlojz.base.language import say
+from dlojz.base.language import Sentences, colon
 from dlojz.base.machine import ignore_stop_signal
 from dlojz.config.run_config import RunConfig
 from dlojz.data.sampling import MicroBatchSampler
 from dlojz.models.blocks import mean_loss
 from dlojz.train import loop
+
+TEXTS = Sentences(Path(__file__).parent / "data" / "course_training.md")
 
 Batch = Sequence[Tensor]
 """A micro-batch: (inputs, targets)."""
@@ -43,17 +45,12 @@ class OneSentence(argparse.ArgumentParser):
         if unknown:
             # The last form of each option is the long one.
             options = " ".join(option for action in self._actions for option in action.option_strings[-1:])
-            self.error(
-                say(
-                    en=f"{' '.join(unknown)} was received, which this program does not do; its options are {options}.",
-                    fr=f"{' '.join(unknown)} a été reçu, ce que ce programme ne fait pas ; ses options sont {options}.",
-                )
-            )
+            self.error(TEXTS.say("options", "unknown", unknown=" ".join(unknown), options=options))
         return arguments
 
     def error(self, message: str) -> NoReturn:
         """End the program with this sentence."""
-        self.exit(2, f"{self.prog}{say(en=':', fr=' :')} {message}\n")
+        self.exit(2, f"{self.prog}{colon()}{message}\n")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -208,42 +205,18 @@ def completed(args: argparse.Namespace) -> dict[str, Any]:
 
 def _document(path: str | None) -> dict[str, Any]:
     if path is None:
-        raise SystemExit(
-            say(
-                en="--deepspeed_config FILE is missing, DeepSpeed's JSON file: ds_config_zero2.json beside the program "
-                "is one.",
-                fr="il manque --deepspeed_config FICHIER, le JSON de DeepSpeed : ds_config_zero2.json, à côté du "
-                "programme, en est un.",
-            )
-        )
+        raise SystemExit(TEXTS.say("deepspeed", "no file"))
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         text = getattr(error, "strerror", None) or str(error)
-        raise SystemExit(
-            say(
-                en=f"--deepspeed_config {path} cannot be read ({text}): ds_config_zero2.json beside the program is one "
-                "that can.",
-                fr=f"--deepspeed_config {path} ne peut pas être lu ({text}) : ds_config_zero2.json, à côté du "
-                "programme, peut l’être.",
-            )
-        ) from None
+        raise SystemExit(TEXTS.say("deepspeed", "cannot be read", path=path, text=text)) from None
     if not isinstance(document, dict):
-        raise SystemExit(
-            say(
-                en=f"--deepspeed_config {path} must hold a JSON object, {{…}}.",
-                fr=f"--deepspeed_config {path} doit contenir un objet JSON, {{…}}.",
-            )
-        )
+        raise SystemExit(TEXTS.say("deepspeed", "no object", path=path))
     return document
 
 
 def _differ(path: str, key: str, entry: object, option: str, value: object) -> NoReturn:
     raise SystemExit(
-        say(
-            en=f"{path} says {key}: {entry}, and the command line {option}: {value}; change one of them, or leave it "
-            "out of the file.",
-            fr=f"{path} dit {key} : {entry}, et la ligne de commande {option} : {value} ; changez l’un des deux, ou "
-            "retirez-le du fichier.",
-        )
+        TEXTS.say("deepspeed", "another value", path=path, key=key, entry=entry, option=option, value=value)
     )

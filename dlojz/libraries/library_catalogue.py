@@ -1,7 +1,7 @@
 """Catalogue of the libraries: their programs, versions, command lines, and the lines of code that change.
 
-Docstrings, comments and blank lines do not count as code. A library that is not installed is reported with the command
-that installs it.
+The entries are those of `data/libraries.toml`. Docstrings, comments and blank lines do not count as code. A library
+that is not installed is reported with the command that installs it.
 """
 
 from __future__ import annotations
@@ -14,17 +14,21 @@ import os
 import shlex
 import sys
 import tokenize
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dlojz.base.errors import LabError
 from dlojz.base.files import CHECKOUT
-from dlojz.base.language import one_of, refusal, say
+from dlojz.base.language import Sentences, one_of, refusal, say
 from dlojz.base.requirements import install_command, missing_library
 from dlojz.config.run_config import LIBRARY_TITLES, RunConfig
+
+TEXTS = Sentences(Path(__file__).parent / "data" / "library_catalogue.md")
 
 
 def code_lines(text: str) -> list[str]:
@@ -154,86 +158,14 @@ class Library:
         return next((distribution.version for distribution in distributions(name=self.package, path=folders)), "")
 
 
+def _entry(row: dict[str, Any]) -> Library:
+    """Read an entry; its sentences are made when they are asked for, in the language of that moment."""
+    return Library(**row | {name: partial(say, **row[name]) for name in ("hides", "runs")})
+
+
+_FILE = Path(__file__).parent / "data" / "libraries.toml"
 LIBRARIES: dict[str, Library] = {
-    entry.name: entry
-    for entry in (
-        Library(
-            name="torch",
-            package="torch",
-            import_name="torch",
-            hides=lambda: say(
-                en="when gradients leave (DDP: in buckets, during backward); all else is written out",
-                fr="le départ des gradients (DDP : par paquets, pendant la passe arrière) ; tout le reste est écrit",
-            ),
-            runs=lambda: say(en="DDP; FSDP2 (zero=2, 3)", fr="DDP ; FSDP2 (zero=2, 3)"),
-        ),
-        Library(
-            name="deepspeed",
-            package="deepspeed",
-            import_name="deepspeed",
-            hides=lambda: say(
-                en="device placement, gradient reduction, accumulation, zero_grad, clipping (at 1.0 unless told), "
-                "mixed precision and loss scaling, sharding: all from a JSON file",
-                fr="placement sur le GPU, réduction et accumulation des gradients, zero_grad, écrêtage (à 1,0 par "
-                "défaut), précision mixte et mise à l’échelle de la perte, partage des états : tout vient d’un JSON",
-            ),
-            runs=lambda: say(en="ZeRO 0 to 3", fr="ZeRO 0 à 3"),
-        ),
-        Library(
-            name="accelerate",
-            package="accelerate",
-            import_name="accelerate",
-            optional=True,
-            hides=lambda: say(
-                en="process group, data sharding, device placement, DDP (which broadcasts the buffers), accumulation, "
-                "mixed precision and loss scaling",
-                fr="groupe de processus, partage des données, placement sur le GPU, DDP (qui diffuse les buffers), "
-                "accumulation, précision mixte et mise à l’échelle de la perte",
-            ),
-            runs=lambda: say(
-                en="DDP; on GPUs also FSDP2 (zero=2, 3) and DeepSpeed (engine=deepspeed)",
-                fr="DDP ; sur GPU aussi FSDP2 (zero=2, 3) et DeepSpeed (engine=deepspeed)",
-            ),
-        ),
-        Library(
-            name="megatron",
-            package="megatron-core",
-            import_name="megatron.core",
-            optional=True,
-            hides=lambda: say(
-                en="the split of each weight and the all-reduces of its layers, the pipeline's schedule and messages, "
-                "accumulation, one contiguous buffer of gradients, no weight decay on biases and norms, clipping (at "
-                "1.0 unless told)",
-                fr="le découpage de chaque poids et les all-reduces de ses couches, l’ordre et les messages du "
-                "pipeline, l’accumulation, un seul tampon contigu de gradients, pas de weight decay sur les biais et "
-                "les normalisations, l’écrêtage (à 1,0 par défaut)",
-            ),
-            runs=lambda: say(
-                en="dp × tp × pp (1F1B), models of the gpt family; its distributed optimizer (ZeRO-1) takes CUDA "
-                "tensors only",
-                fr="dp × tp × pp (1F1B), modèles de la famille gpt ; son optimiseur distribué (ZeRO-1) n’accepte que "
-                "des tenseurs CUDA",
-            ),
-        ),
-        Library(
-            name="colossalai",
-            package="colossalai",
-            import_name="colossalai",
-            hides=lambda: say(
-                en="process group, device placement, DDP and its buckets, BatchNorm turned into SyncBatchNorm, mixed "
-                "precision, behind a Booster and a plugin",
-                fr="groupe de processus, placement sur le GPU, DDP et ses paquets, BatchNorm changée en SyncBatchNorm, "
-                "précision mixte, derrière un Booster et un plugin",
-            ),
-            runs=lambda: say(
-                en="DDP, models without BatchNorm; its own ZeRO (LowLevelZeroPlugin) refuses to start on a CPU",
-                fr="DDP, modèles sans BatchNorm ; son propre ZeRO (LowLevelZeroPlugin) refuse de démarrer sur un CPU",
-            ),
-            optional=True,
-            environment=".venv-colossalai",
-            environment_variable="DLOJZ_COLOSSALAI",
-        ),
-    )
+    row["name"]: _entry(row) for row in tomllib.loads(_FILE.read_text(encoding="utf-8"))["library"]
 }
 """The libraries, the reference first."""
 
@@ -264,23 +196,10 @@ def absence(name: str) -> str | None:
         return None
     if not entry.environment:
         return missing_library(entry.package, title=entry.title)
-    path_en, unset_en, path_fr, unset_fr = "", "", "", ""
-    if entry.given:
-        path_en, unset_en = f" where {entry.environment_variable} says, {entry.given}", "unset this variable, then "
-        path_fr, unset_fr = (
-            f" là où le dit {entry.environment_variable}, {entry.given}",
-            "retirez cette variable, puis ",
-        )
-    if entry.command:
-        how = f"install it by {entry.command}, in the folder of the lab"
-        comment = f"installez-le par {entry.command}, dans le dossier du TP"
-    else:
-        how = f"install it in a separate environment, whose Python {entry.environment_variable} names"
-        comment = f"installez-le dans un environnement séparé, dont {entry.environment_variable} donne le Python"
-    return say(
-        en=f"{entry.title} is not installed{path_en} (Python package {entry.package}): {unset_en}{how}.",
-        fr=f"{entry.title} n’est pas installé{path_fr} (paquet Python {entry.package}) : {unset_fr}{comment}.",
-    )
+    variable = entry.environment_variable
+    how = TEXTS.sentence("how", "command" if entry.command else "variable", command=entry.command, variable=variable)
+    names = {"title": entry.title, "package": entry.package, "variable": variable, "given": entry.given}
+    return TEXTS.say("not installed", "where the variable says" if entry.given else "here", how=how, **names)
 
 
 def require(name: str) -> None:

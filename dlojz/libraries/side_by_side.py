@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import Any
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import colon, say
 from dlojz.config.run_config import RunConfig, fallback_note
 from dlojz.config.schedules import settled_step
 from dlojz.libraries.library_catalogue import LIBRARIES, REFERENCE, LineChange, absence, lines_changed
@@ -120,8 +120,13 @@ def rows(
     table = []
     for name in names or tuple(LIBRARIES):
         rounds: Rounds = records.get(name, ())
-        reason = (refused or {}).get(name) or _why(name, rounds)
-        table.append(_measured(name, rounds, base) if _last(rounds) is not None else _silent(name, reason))
+        if _last(rounds) is not None:
+            table.append(_measured(name, rounds, base))
+            continue
+        reason, library = (refused or {}).get(name) or _why(name, rounds), LIBRARIES[name]
+        table.append(
+            LibraryRow(name, library.title, library.version, lines_changed(name), library.hides(), None, reason)
+        )
     return table
 
 
@@ -135,7 +140,7 @@ def _why(name: str, rounds: Rounds) -> str:
 
 
 def _ended(record: RunRecord) -> str:
-    return f"{status_words(record.status)}{say(en=':', fr=' :')} {record.reason}"
+    return f"{status_words(record.status)}{colon()}{record.reason}"
 
 
 def status_words(status: str) -> str:
@@ -149,11 +154,6 @@ def status_words(status: str) -> str:
         "diverged": "divergence",
     }
     return say(en=status, fr=french.get(status, status))
-
-
-def _silent(name: str, reason: str) -> LibraryRow:
-    library = LIBRARIES[name]
-    return LibraryRow(name, library.title, library.version, lines_changed(name), library.hides(), None, reason)
 
 
 def _measured(name: str, rounds: Rounds, base: Rounds) -> LibraryRow:

@@ -18,6 +18,7 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import CodeType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
@@ -28,7 +29,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from dlojz.base.language import say
+from dlojz.base.language import Sentences
+
+TEXTS = Sentences(Path(__file__).parent / "data" / "step_ledger.md")
 
 _TOKEN_DIMS = 2
 """Dimensions (samples, positions) of token ids."""
@@ -68,7 +71,7 @@ def script_frames(skip: int = 1) -> Iterator[Any]:
         frame = frame.f_back
 
 
-def unmeasured(takes_scratch: bool, computed_elsewhere: bool, has_missed: bool) -> Iterator[str]:
+def unmeasured(takes_scratch: bool, computed_elsewhere: bool, has_missed: bool) -> list[str]:
     """Say which memory of a script was not measured.
 
     Args:
@@ -76,29 +79,8 @@ def unmeasured(takes_scratch: bool, computed_elsewhere: bool, has_missed: bool) 
         computed_elsewhere: whether other threads compute in a traced step, or may do so.
         has_missed: whether a step had larger inputs than all that were traced.
     """
-    if takes_scratch:
-        yield say(
-            en="on a CPU the kernels of convolutions and recurrent layers take scratch memory, which is neither "
-            "measured nor predicted: the peak is that of tensors.",
-            fr="sur CPU, les noyaux des convolutions et des couches récurrentes prennent une mémoire de travail qui "
-            "n’est ni mesurée ni prédite : le pic est celui des tenseurs.",
-        )
-    if computed_elsewhere:
-        yield say(
-            en="other threads compute too (a communication hook’s callbacks, or the script’s threads): the bytes that "
-            "they send are counted, but neither their operations nor the memory that they take, so that no FLOPs, no "
-            "workspace and no peak are given.",
-            fr="d’autres threads calculent aussi (callbacks d’un hook de communication, ou threads du script) : "
-            "les octets qu’ils envoient sont comptés, mais ni leurs opérations ni la mémoire qu’ils prennent ; les "
-            "FLOP, les temporaires et le pic ne sont donc pas donnés.",
-        )
-    if has_missed:
-        yield say(
-            en="some steps had larger inputs than the one that is shown and were not traced, as that takes time: "
-            "their memory is not known.",
-            fr="des pas avaient des entrées plus grandes que celui qui est montré et n’ont pas été tracés, ce qui "
-            "prend du temps : leur mémoire n’est pas connue.",
-        )
+    notes = {"scratch": takes_scratch, "other threads": computed_elsewhere, "larger inputs": has_missed}
+    return [TEXTS.say("unmeasured", key) for key, applies in notes.items() if applies]
 
 
 def makes_states() -> bool:

@@ -38,7 +38,7 @@ import torch.distributed as dist
 from torch._dynamo import eval_frame
 
 from dlojz.base.files import CHECKOUT
-from dlojz.base.language import say
+from dlojz.base.language import Sentences, say
 from dlojz.base.machine import is_out_of_memory
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig, Script
@@ -49,6 +49,8 @@ from dlojz.processes.script_environment import ProcessIdentity, restore_path
 from dlojz.results.record import CHILDREN_EVENTS, UNTRAINED, EventLog, Status, append_event
 from dlojz.train.loop import write_footprint
 from dlojz.train.probes import Probes
+
+TEXTS = Sentences(Path(__file__).parent / "data" / "watched_script.md")
 
 _OWN = (str(CHECKOUT / "dlojz") + os.sep, "<frozen runpy>", "<frozen importlib")
 """Files whose frames are the lab's."""
@@ -96,25 +98,6 @@ def line_of(path: str) -> int | None:
             return frame.f_lineno
         frame = frame.f_back
     return None
-
-
-def no_step_in_time(name: str, first_step_s: float, saw: str, line: int | None) -> str:
-    """Say that a script trains nothing, with what it was seen to do, and the line where it is."""
-    phrase = say(en=f" in its line {line}", fr=f" à sa ligne {line}") if line else ""
-    return say(
-        en=f"{name} made no optimizer step within {first_step_s:g} s and was ended{phrase} ({saw}): if it only begins "
-        "slowly, give it more time with --first-step-s.",
-        fr=f"{name} n’a fait aucun pas d’optimiseur en {first_step_s:g} s et a été arrêté{phrase} ({saw}) : s’il est "
-        "seulement lent à démarrer, donnez-lui plus de temps par --first-step-s.",
-    )
-
-
-def no_step_at_all(name: str, saw: str) -> str:
-    """Say that a script has ended without training anything, with what it was seen to do."""
-    return say(
-        en=f"{name} ended before any optimizer made a step, so that nothing was measured ({saw}).",
-        fr=f"{name} s’est terminé avant le premier pas d’un optimiseur : rien n’a donc été mesuré ({saw}).",
-    )
 
 
 def _exit_code(end: SystemExit) -> int:
@@ -256,35 +239,15 @@ class ScriptWatch(TrainingWatch):
 
     def saw(self) -> str:
         """Say what the script was seen to do, where no optimizer made a step."""
-        without, backward, count = self.untrained_calls, self.backward_calls, self._made
-        if backward and count:
-            return say(
-                en=f"backward was called {backward} times and optimizers made: {count}, but none was stepped",
-                fr=f"backward a été appelé {backward} fois et optimiseurs créés : {count}, mais aucun n’a fait de pas",
-            )
-        if backward:
-            return say(
-                en=f"backward was called {backward} times, but no optimizer of torch was made",
-                fr=f"backward a été appelé {backward} fois, mais aucun optimiseur de torch n’a été créé",
-            )
-        if self._forwards:
-            return say(
-                en=f"forward passes of a model with gradients: {self._forwards}, but backward was never called",
-                fr=f"passes forward d’un modèle avec gradients : {self._forwards}, mais backward n’a jamais été appelé",
-            )
-        if self.processes:
-            return say(
-                en=f"no model was trained in it, and none of the {self.processes} processes that it started was seen "
-                "to train",
-                fr=f"aucun modèle n’y a été entraîné, et aucun des {self.processes} processus qu’il a lancés n’a été "
-                "vu en entraîner un",
-            )
-        if without:
-            return say(
-                en=f"modules were called {without} times, always without gradients, as under torch.no_grad()",
-                fr=f"des modules ont été appelés {without} fois, toujours sans gradients, comme sous torch.no_grad()",
-            )
-        return say(en="no model of torch was called", fr="aucun modèle de torch n’a été appelé")
+        counts = {
+            "optimizers": self.backward_calls and self._made,
+            "backward": self.backward_calls,
+            "forward": self._forwards,
+            "processes": self.processes,
+            "no gradients": self.untrained_calls,
+        }
+        key = next((key for key, count in counts.items() if count), "nothing")
+        return TEXTS.say("seen", key, backward=self.backward_calls, count=counts.get(key))
 
 
 _PRESENT: list[ScriptProcess] = []
@@ -474,7 +437,7 @@ class ScriptProcess:
         with contextlib.suppress(OSError):  # a full disk must not hide how the script ended
             self.watch.report()
             if not self.is_child and not code and self.watch.saw_nothing and not self.children_train():
-                sentence = no_step_at_all(self.script.name, self.watch.saw())
+                sentence = TEXTS.say("no step", "at all", name=self.script.name, saw=self.watch.saw())
                 reason = f"rank {self.probes.rank}: {sentence}"
                 self.events.write(UNTRAINED, reason=reason, shown=not self.is_supervised)
                 if not self.is_supervised and self.probes.rank == 0:
@@ -596,7 +559,9 @@ def run_script(
 
     def end() -> None:
         if watch.saw_nothing and not process.is_child and not process.children_train():
-            sentence = no_step_in_time(script.name, script.first_step_s, watch.saw(), line_of(script.path))
+            line = line_of(script.path)
+            values = {"name": script.name, "first_step_s": script.first_step_s, "saw": watch.saw()}
+            sentence = TEXTS.say("no step", "in time at a line" if line else "in time", line=line, **values)
             sys.stdout.flush()
             print(f"dlojz: {sentence}", file=sys.stderr, flush=True)
             process.events.write(UNTRAINED, reason=f"rank {process.probes.rank}: {sentence}", shown=True)

@@ -11,16 +11,19 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dlojz import models
 from dlojz.base.errors import LabError
-from dlojz.base.language import format_count, format_seconds, one_of, refusal, say
+from dlojz.base.language import Sentences, format_count, format_seconds, one_of, say
 from dlojz.config.run_config import RunConfig
 from dlojz.pipeline.partition import Weight, pattern_weights
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+TEXTS = Sentences(Path(__file__).parent / "data" / "block_weights.md")
 
 Measure = Literal["parameters", "flops", "time", "uniform", "regex"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
@@ -53,16 +56,7 @@ class BlockWeights:
 
     def title(self) -> str:
         """Return the title of the weights, in the reader's language."""
-        return {
-            "parameters": say(en="parameters", fr="paramètres"),
-            "flops": say(en="FLOPs of the forward pass of one sample", fr="FLOPs de la passe avant d’un exemple"),
-            "time": say(
-                en="measured time, forward and backward of one micro-batch",
-                fr="temps mesuré, passes avant et arrière d’un micro-batch",
-            ),
-            "uniform": say(en="number of blocks", fr="nombre de blocs"),
-            "regex": say(en="number of blocks that match", fr="nombre de blocs conformes au motif"),
-        }[self.by]
+        return TEXTS.say("titles", self.by)
 
 
 @dataclass(frozen=True)
@@ -96,10 +90,7 @@ def block_weights(
     if measure not in MEASURES:
         raise LabError(one_of(say(en="way to weigh blocks", fr="façon de peser les blocs"), measure, MEASURES))
     if (measure == "regex") != (pattern is not None):
-        raise refusal(
-            en="the pattern belongs to the weights by regex: give both (by regex, pattern Attention), or neither.",
-            fr="le motif va avec les poids par regex : donnez les deux (par regex, motif Attention), ou aucun.",
-        )
+        raise TEXTS.refusal("refusals", "pattern without regex")
     counted = _counted(config.built_model, config.image_size, config.sequence_length, config.num_classes)
     kinds = tuple(kind for kind, _, _ in counted)
     if measure == "parameters":
@@ -159,29 +150,15 @@ def block_times(config: RunConfig, repetitions: int = REPETITIONS, tell: Tell | 
     import torch
 
     if repetitions < 1:
-        raise refusal(
-            en=f"a block is timed at least once, but repetitions={repetitions} was received: use {REPETITIONS}.",
-            fr=f"un bloc est chronométré au moins une fois, mais repetitions={repetitions} a été reçu : "
-            f"prenez {REPETITIONS}.",
-        )
+        raise TEXTS.refusal("refusals", "no repetition", repetitions=repetitions, usual=REPETITIONS)
     if config.device == "cuda" and not torch.cuda.is_available():
-        raise refusal(
-            en="device='cuda' was asked for, but torch finds no GPU here: use device='cpu', or time the blocks "
-            "where the GPU is.",
-            fr="device='cuda' a été demandé, mais torch ne trouve pas de GPU ici : prenez device='cpu', ou "
-            "chronométrez les blocs là où est le GPU.",
-        )
+        raise TEXTS.refusal("refusals", "no gpu")
     device = torch.device("cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu")
     built, x = _on_meta(
         config.built_model, config.image_size, config.sequence_length, config.num_classes, config.layout.micro_batch
     )
     if not built.is_chain:
-        raise refusal(
-            en=f"the blocks of {config.model_name} form no chain, so that none is timed alone: balance its stages by "
-            "parameters or flops.",
-            fr=f"les blocs de {config.model_name} ne forment pas une chaîne, et aucun ne se chronomètre donc seul : "
-            "équilibrez ses étages par parameters ou flops.",
-        )
+        raise TEXTS.refusal("refusals", "no chain", name=config.model_name)
     times_by_kind: dict[tuple[str, torch.Size, bool], tuple[float, float, Tensor]] = {}
     forward_s, backward_s = [], []
     for number, block in enumerate(built.train().blocks):

@@ -29,10 +29,12 @@ from pathlib import Path
 from typing import Any
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import refusal, say, significant
+from dlojz.base.language import Sentences, refusal, say, significant
 from dlojz.pipeline.schedule import COMPUTES, OVERLAPPED, UPDATE, Action, Schedule, parse_action
 from dlojz.pipeline.simulator import Timeline, memory_curves
 from dlojz.pipeline.validity import check
+
+TEXTS = Sentences(Path(__file__).parent / "data" / "exchange_formats.md")
 
 MAX_CHARACTERS = 4 * 1024 * 1024
 MAX_RANKS = 1024
@@ -98,28 +100,15 @@ def read_csv(text: str, name: str = "custom") -> Schedule:
         LabError: as `from_csv`, but not for the order.
     """
     if len(text) > MAX_CHARACTERS:
-        raise refusal(
-            en=f"the CSV has {len(text)} characters, more than the {MAX_CHARACTERS} that are read: give a schedule "
-            "of fewer micro-batches.",
-            fr=f"le CSV compte {len(text)} caractères, plus que les {MAX_CHARACTERS} qui sont lus : donnez un "
-            "ordonnancement de moins de micro-batches.",
-        )
+        raise TEXTS.refusal("csv", "too long", characters=len(text), limit=MAX_CHARACTERS)
     orders = list(_orders(text))
     while orders and not orders[-1]:  # blank lines at the end of a file are no ranks
         orders.pop()
     if not orders:
-        raise refusal(
-            en="the CSV holds no action: write one row per rank, with cells such as 0F0 and 0B0.",
-            fr="le CSV ne contient aucune action : écrivez une ligne par rang, avec des cases comme 0F0 et 0B0.",
-        )
+        raise TEXTS.refusal("csv", "empty")
     for rank, order in enumerate(orders):
         if not order:
-            raise refusal(
-                en=f"row {rank + 1} of the CSV holds no action: each rank holds at least one stage, remove the row "
-                "or fill it.",
-                fr=f"la ligne {rank + 1} du CSV ne contient aucune action : chaque rang porte au moins un étage, "
-                "retirez la ligne ou remplissez-la.",
-            )
+            raise TEXTS.refusal("csv", "empty row", row=rank + 1)
     placement = _placement(orders)
     elements = [element for order in orders for action in order for element in action.elements]
     return Schedule.of(
@@ -146,45 +135,21 @@ def load_csv(path: str | Path) -> Schedule:
             # At most 4 bytes per character: enough to see that a text is too long. -sig: a spreadsheet's leading mark.
             text = file.read(4 * MAX_CHARACTERS + 1).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        cause = getattr(error, "strerror", None) or say(en="it is no UTF-8 text", fr="ce n’est pas du texte UTF-8")
-        raise refusal(
-            en=f"the schedule {str(target)!r} cannot be read: {cause}; give a CSV file with one row per rank.",
-            fr=f"l’ordonnancement {str(target)!r} ne peut pas être lu : {cause} ; donnez un fichier CSV d’une ligne "
-            "par rang.",
-        ) from None
+        cause = getattr(error, "strerror", None) or TEXTS.say("csv", "no text")
+        raise TEXTS.refusal("csv", "cannot be read", path=str(target), cause=cause) from None
     return from_csv(text, target.stem or "custom")
 
 
 def torch_refusal(schedule: Schedule) -> str | None:
     """Return why torch's pipeline runtime cannot execute a schedule, in one sentence; None where it can."""
     kinds = {element.kind for action in schedule.actions for element in action.elements}
-    if schedule.pipes > 1:
-        return say(
-            en="torch keeps each stage on one rank, and a bidirectional schedule has it on two: use the teaching "
-            "runtime, or a V placement (dualpipev, zbv).",
-            fr="torch garde chaque étage sur un seul rang, et un ordonnancement bidirectionnel l’a sur deux : prenez "
-            "l’exécution pédagogique, ou un placement en V (dualpipev, zbv).",
-        )
-    if schedule.token_slices > 1:
-        return say(
-            en="torch cuts a batch into micro-batches, not a sequence into token slices: use 1 slice.",
-            fr="torch coupe un batch en micro-batches, pas une séquence en tranches de tokens : prenez 1 tranche.",
-        )
-    if schedule.asynchronous or UPDATE in kinds:
-        return say(
-            en="torch updates the weights after all micro-batches, and this schedule does so between them: use the "
-            "teaching runtime.",
-            fr="torch met les poids à jour après tous les micro-batches, et cet ordonnancement le fait entre eux : "
-            "prenez l’exécution pédagogique.",
-        )
-    if not kinds <= set(COMPUTES) | {OVERLAPPED}:
-        return say(
-            en="torch has no action that sends activations away and fetches them back: remove E and L (bpipe becomes "
-            "1f1b).",
-            fr="torch n’a pas d’action qui envoie des activations ailleurs et les rapporte : retirez E et L (bpipe "
-            "devient 1f1b).",
-        )
-    return None
+    reasons = {
+        "bidirectional": schedule.pipes > 1,
+        "token slices": schedule.token_slices > 1,
+        "asynchronous": schedule.asynchronous or UPDATE in kinds,
+        "evictions": not kinds <= set(COMPUTES) | {OVERLAPPED},
+    }
+    return next((TEXTS.say("torch", key) for key, applies in reasons.items() if applies), None)
 
 
 def _orders(text: str) -> Iterator[list[Action]]:
@@ -193,18 +158,14 @@ def _orders(text: str) -> Iterator[list[Action]]:
         for row, cells in enumerate(csv.reader(io.StringIO(text)), start=1):
             # Refused while it is read: a huge file never lies in memory as actions.
             if row > MAX_RANKS:
-                raise LabError(_too_many(say(en="rows", fr="lignes"), MAX_RANKS))
+                raise TEXTS.refusal("csv", "too large", limit=MAX_RANKS, noun=say(en="rows", fr="lignes"))
             order = [action for column, cell in enumerate(cells, start=1) if (action := _cell(cell, row, column))]
             total += len(order)
             if total > MAX_ACTIONS:
-                raise LabError(_too_many("actions", MAX_ACTIONS))
+                raise TEXTS.refusal("csv", "too large", limit=MAX_ACTIONS, noun="actions")
             yield order
     except csv.Error as error:
-        raise refusal(
-            en=f"the text is no CSV ({error}): write one row per rank, cells separated by commas.",
-            fr=f"le texte n’est pas un CSV ({error}) : écrivez une ligne par rang, les cases séparées par des "
-            "virgules.",
-        ) from None
+        raise TEXTS.refusal("csv", "no csv", error=error) from None
 
 
 def _cell(cell: str, row: int, column: int) -> Action | None:
@@ -225,13 +186,6 @@ def _cell(cell: str, row: int, column: int) -> Action | None:
     return action
 
 
-def _too_many(noun: str, limit: int) -> str:
-    return say(
-        en=f"the CSV has more than {limit} {noun}, which is no schedule to be read here: give a smaller one.",
-        fr=f"le CSV a plus de {limit} {noun}, ce n’est pas un ordonnancement à lire ici : donnez-en un plus petit.",
-    )
-
-
 def _placement(orders: list[list[Action]]) -> list[list[int]]:
     """Rank of each stage, per pipe."""
     rank_of_stage: dict[tuple[int, int], int] = {}
@@ -240,13 +194,8 @@ def _placement(orders: list[list[Action]]) -> list[list[int]]:
             # The first row in which a stage appears is its rank.
             owner = rank_of_stage.setdefault((element.pipe, element.stage), rank)
             if owner != rank:
-                raise refusal(
-                    en=f"stage {element.stage} is on rank {owner} and, by {element}, on rank {rank}: a stage lives "
-                    "on one rank, keep all its actions in one row (a second pipe is written u in front).",
-                    fr=f"l’étage {element.stage} est sur le rang {owner} et, par {element}, sur le rang {rank} : "
-                    "un étage vit sur un seul rang, gardez ses actions sur une ligne (un second pipeline s’écrit "
-                    "avec u devant).",
-                )
+                ranks = {"owner": owner, "rank": rank}
+                raise TEXTS.refusal("csv", "stage on two ranks", stage=element.stage, element=element, **ranks)
     stages = _without_gap({stage for _, stage in rank_of_stage}, "stage", "étage")
     pipes = 1 + max(pipe for pipe, _ in rank_of_stage)
     for pipe in range(pipes):

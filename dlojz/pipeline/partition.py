@@ -18,11 +18,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
-from dlojz.base.language import refusal
+from dlojz.base.language import Sentences, refusal
 from dlojz.config.fields import PATTERN, explicit_bounds
 from dlojz.config.layout import Layout
+
+TEXTS = Sentences(Path(__file__).parent / "data" / "partition.md")
 
 Weight = int | float
 
@@ -47,12 +50,7 @@ class Partition:
         bounds, blocks = self.bounds, len(self.weights)
         falling = any(after < before for before, after in pairwise(bounds))
         if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != blocks or falling:
-            raise refusal(
-                en=f"the bounds of stages must rise from 0 to {blocks}, the number of blocks, but {list(bounds)} "
-                f"was received: write for example [0, {blocks // 2}, {blocks}].",
-                fr=f"les bornes des étages doivent croître de 0 à {blocks}, le nombre de blocs, mais "
-                f"{list(bounds)} a été reçu : écrivez par exemple [0, {blocks // 2}, {blocks}].",
-            )
+            raise TEXTS.refusal("bounds", "not rising", blocks=blocks, bounds=list(bounds), half=blocks // 2)
 
     @property
     def num_stages(self) -> int:
@@ -150,11 +148,7 @@ def total_time(loads: Sequence[Weight], micro_batches: int) -> float:
     Source: Zheng et al. 2022, "Alpa" (arXiv 2201.12023), §5, eq. 2.
     """
     if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or micro_batches < 1:
-        raise refusal(
-            en=f"a step has at least 1 micro-batch, but {micro_batches!r} was received: give a whole number from 1 on.",
-            fr=f"un pas compte au moins 1 micro-batch, mais {micro_batches!r} a été reçu : donnez un entier à "
-            "partir de 1.",
-        )
+        raise TEXTS.refusal("stages", "no micro-batch", micro_batches=micro_batches)
     return _total(loads) + (micro_batches - 1) * max(loads)
 
 
@@ -165,12 +159,7 @@ def check_stages(num_blocks: int, stages: int) -> None:
         LabError: if a stage would have no block.
     """
     if isinstance(stages, bool) or not isinstance(stages, int) or stages < 1:
-        raise refusal(
-            en=f"a pipeline has a whole number of stages, at least 1, but {stages!r} was received: "
-            f"use 1 to {max(num_blocks, 1)}.",
-            fr=f"un pipeline a un nombre entier d’étages, au moins 1, mais {stages!r} a été reçu : "
-            f"prenez de 1 à {max(num_blocks, 1)}.",
-        )
+        raise TEXTS.refusal("stages", "not whole", stages=stages, most=max(num_blocks, 1))
     if num_blocks < stages:
         en, fr = f"there are {num_blocks} blocks", f"il y a {num_blocks} blocs"
         if num_blocks < 2:
@@ -194,12 +183,7 @@ def check_weights(weights: Sequence[Any]) -> tuple[Weight, ...]:
         is_integer = isinstance(weight, Integral)
         number = isinstance(weight, Real) and not isinstance(weight, bool)
         if not number or not (is_integer or math.isfinite(weight)) or weight < 0:
-            raise refusal(
-                en=f"the weight of a block is a finite number, at least 0, but block {block} has {weight!r}: "
-                "give its parameters, FLOPs or seconds.",
-                fr=f"le poids d’un bloc est un nombre fini, au moins 0, mais le bloc {block} a {weight!r} : "
-                "donnez ses paramètres, ses FLOPs ou ses secondes.",
-            )
+            raise TEXTS.refusal("weights", "not finite", block=block, weight=weight)
     return tuple(int(weight) if isinstance(weight, Integral) else float(weight) for weight in weights)
 
 
@@ -409,19 +393,10 @@ def pattern_weights(names: Sequence[str], pattern: str) -> tuple[int, ...]:
     try:
         compiled = re.compile(pattern, re.IGNORECASE)
     except re.error as error:
-        raise refusal(
-            en=f"the pattern {pattern!r} is no regular expression ({error}): write for example a part of one of "
-            f"{name_list}.",
-            fr=f"le motif {pattern!r} n’est pas une expression régulière ({error}) : écrivez par exemple une "
-            f"partie de l’un de ces noms : {name_list}.",
-        ) from None
+        raise TEXTS.refusal("pattern", "no regular expression", pattern=pattern, error=error, names=name_list) from None
     weights = tuple(int(compiled.search(name) is not None) for name in names)
     if not any(weights):
-        raise refusal(
-            en=f"the pattern {pattern!r} is found in the name of no block: use one that is found in {name_list}.",
-            fr=f"le motif {pattern!r} ne se trouve dans le nom d’aucun bloc : prenez-en un qui se trouve dans "
-            f"{name_list}.",
-        )
+        raise TEXTS.refusal("pattern", "not found", pattern=pattern, names=name_list)
     return weights
 
 
@@ -455,22 +430,13 @@ def stage_bounds(
     """
     blocks = len(names)
     if stages > blocks:
-        raise refusal(
-            en=f"pp={layout.pp} makes {stages} stages, which need a block each, but the model has {blocks}: use "
-            f"{blocks} stages or less.",
-            fr=f"pp={layout.pp} fait {stages} étages, qui demandent un bloc chacun, mais le modèle en a {blocks} : "
-            f"prenez {blocks} étages au plus.",
-        )
+        raise TEXTS.refusal("stages", "more than blocks", pp=layout.pp, stages=stages, blocks=blocks)
     method, deepspeed = layout.partition, layout.engine == "deepspeed"
     cuts = explicit_bounds(method)
     if cuts is not None:
         if len(cuts) != stages - 1 or cuts[-1] >= blocks:
-            raise refusal(
-                en=f"partition at:{','.join(map(str, cuts))} was received, but {stages} stages of {blocks} blocks "
-                f"need {stages - 1} increasing numbers below {blocks}.",
-                fr=f"partition at:{','.join(map(str, cuts))} a été reçu, mais {stages} étages de {blocks} blocs "
-                f"demandent {stages - 1} numéros croissants inférieurs à {blocks}.",
-            )
+            counts = {"stages": stages, "blocks": blocks, "count": stages - 1}
+            raise TEXTS.refusal("bounds", "other number", cuts=",".join(map(str, cuts)), **counts)
         return (0, *cuts, blocks)
     if method.startswith(PATTERN):
         # As DeepSpeed's `PipelineModule._partition_layers`: equal numbers of matching blocks.
@@ -484,10 +450,5 @@ def stage_bounds(
         bounds = (balanced_like_deepspeed(weights, stages) if deepspeed else exact(weights, stages)).bounds
     for stage, (start, end) in enumerate(pairwise(bounds)):
         if start == end:
-            raise refusal(
-                en=f"partition={layout.partition!r} leaves stage {stage} without a block: use partition='uniform' "
-                "or fewer stages.",
-                fr=f"partition={layout.partition!r} laisse l’étage {stage} sans bloc : prenez "
-                "partition='uniform' ou moins d’étages.",
-            )
+            raise TEXTS.refusal("stages", "without a block", partition=layout.partition, stage=stage)
     return bounds

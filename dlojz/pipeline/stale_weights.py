@@ -134,7 +134,11 @@ def version_audit(schedule: Schedule, weights: Weights | None = None) -> Audit:
         raise LabError(one_of("weights", rule, WEIGHTS))
     # Each copy of a stage counts its own updates.
     of_place = _by_place(schedule)
-    newest = {stage_copy: _newest_at(rows) for stage_copy, rows in of_place.items()}
+    newest = {
+        # Updates of the stage before each of its actions.
+        stage_copy: list(accumulate((action.kind == UPDATE for _, action in rows), initial=0))[:-1]
+        for stage_copy, rows in of_place.items()
+    }
     update_of = {stage_copy: _update_of(rows) for stage_copy, rows in of_place.items()}
     entry_versions = _entered(of_place, newest)
     used_versions: dict[StageCopy, list[int | None]] = {}
@@ -176,11 +180,6 @@ def _by_place(schedule: Schedule) -> dict[StageCopy, _Rows]:
 
 def _count_updates(rows: _Rows) -> int:
     return sum(action.kind == UPDATE for _, action in rows)
-
-
-def _newest_at(rows: _Rows) -> list[int]:
-    """Updates of the stage before each of its actions."""
-    return list(accumulate((action.kind == UPDATE for _, action in rows), initial=0))[:-1]
 
 
 def _update_of(rows: _Rows) -> dict[int, int | None]:

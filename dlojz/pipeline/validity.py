@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, islice
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import refusal, say, shortest
+from dlojz.base.language import Sentences, refusal, shortest
 from dlojz.config.fields import ASYNCHRONOUS
 from dlojz.pipeline.schedule import (
     BACKWARD,
@@ -38,6 +39,8 @@ from dlojz.pipeline.schedule import (
 )
 from dlojz.pipeline.simulator import UNIT_COSTS, deltas
 
+TEXTS = Sentences(Path(__file__).parent / "data" / "validity.md")
+
 
 def check_executable(schedule: Schedule, *, asynchronous: bool = False) -> None:
     """Refuse schedules that the lab's runtimes do not execute.
@@ -49,22 +52,15 @@ def check_executable(schedule: Schedule, *, asynchronous: bool = False) -> None:
         LabError: for token slices, evictions, and updates within the step (or, of asynchronous schedules, those whose
             backward uses other weights than its forward).
     """
-    reason = None
-    if schedule.token_slices > 1:
-        reason = say(en="token slices, whose attention needs the slices before them", fr="des tranches de tokens")
-    elif any(action.kind in (EVICT, LOAD) for action in schedule.actions):
-        reason = say(en="evictions of activations", fr="des évictions d’activations")
-    elif schedule.asynchronous and not (asynchronous and schedule.name in ASYNCHRONOUS):
-        reason = say(en="updates within the step", fr="des mises à jour au milieu du pas")
-    if reason:
-        raise refusal(
-            en=f"schedule {schedule.name!r} has {reason}: it is simulated (`dlojz pipeline`), not run. Run e.g. "
-            "1f1b, interleaved, zb-h1, chimera or dualpipe, or, with weight versions, pipedream or pipedream-2bw "
-            "(engine 'by_hand').",
-            fr=f"l’ordonnancement {schedule.name!r} a {reason} : il se simule (`dlojz pipeline`), il ne s’exécute "
-            "pas. Exécutez par exemple 1f1b, interleaved, zb-h1, chimera ou dualpipe, ou, avec des versions des "
-            "poids, pipedream ou pipedream-2bw (engine='by_hand').",
-        )
+    reasons = {
+        "token slices": schedule.token_slices > 1,
+        "evictions": any(action.kind in (EVICT, LOAD) for action in schedule.actions),
+        "updates": schedule.asynchronous and not (asynchronous and schedule.name in ASYNCHRONOUS),
+    }
+    for key, applies in reasons.items():
+        if applies:
+            reason = TEXTS.sentence("not executable", key)
+            raise TEXTS.refusal("not executable", "refusal", name=schedule.name, reason=reason)
 
 
 SliceTime = Callable[[int, int], float]
@@ -339,10 +335,7 @@ def _counted(schedule: Schedule) -> Iterator[str]:
     counted = Counter(element for _, element in _elements(schedule))
     for action, times in counted.items():
         if times > 1 and action.kind in COMPUTES:
-            yield say(
-                en=f"{action} stands {times} times: each action runs once, remove the others.",
-                fr=f"{action} figure {times} fois : chaque action s’exécute une fois, retirez les autres.",
-            )
+            yield TEXTS.say("problems", "repeated", action=action, times=times)
     # A micro-batch goes down one pipe, which its actions tell.
     pipe_of = {(e.micro_batch): e.pipe for _, e in _elements(schedule)} if schedule.pipes > 1 else {}
     for micro_batch in range(schedule.micro_batches):
@@ -354,10 +347,7 @@ def _counted(schedule: Schedule) -> Iterator[str]:
 
 def _passes(action: Action, counted: Counter[Action], rank: int) -> Iterator[str]:
     if not counted[action]:
-        yield say(
-            en=f"{action} is missing: add it to rank {rank}, which holds stage {action.stage}.",
-            fr=f"{action} manque : ajoutez-la au rang {rank}, qui porte l’étage {action.stage}.",
-        )
+        yield TEXTS.say("problems", "forward missing", action=action, rank=rank, stage=action.stage)
     backward, for_input, for_weight = (
         action._replace(kind=kind) for kind in (BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
     )
@@ -366,22 +356,14 @@ def _passes(action: Action, counted: Counter[Action], rank: int) -> Iterator[str
     if has in ((True, False, False), (False, True, True)):
         return
     if not any(has):
-        yield say(
-            en=f"{backward} is missing: add it to rank {rank} (or {for_input} and {for_weight}, if you split it).",
-            fr=f"{backward} manque : ajoutez-la au rang {rank} (ou {for_input} et {for_weight}, si vous la découpez).",
-        )
+        parts = {"backward": backward, "for_input": for_input, "for_weight": for_weight}
+        yield TEXTS.say("problems", "backward missing", rank=rank, **parts)
     elif has[0]:
         extra = for_input if has[1] else for_weight
-        yield say(
-            en=f"{backward} is a whole backward, so {extra} computes the same again: keep one of the two writings.",
-            fr=f"{backward} est une passe arrière entière : {extra} recalcule la même chose, gardez une des écritures.",
-        )
+        yield TEXTS.say("problems", "computed twice", backward=backward, extra=extra)
     else:
         half, twin = (for_input, for_weight) if has[1] else (for_weight, for_input)
-        yield say(
-            en=f"{half} is there, but {twin} is missing: a split backward has both parts.",
-            fr=f"{half} est là, mais {twin} manque : une passe arrière découpée a ses deux parties.",
-        )
+        yield TEXTS.say("problems", "half missing", half=half, twin=twin)
 
 
 def _placed(schedule: Schedule) -> Iterator[str]:
@@ -394,19 +376,11 @@ def _placed(schedule: Schedule) -> Iterator[str]:
             and 0 <= action.token_slice < schedule.token_slices
         )
         if not inside:
-            yield say(
-                en=f"{action} on rank {rank} is outside the schedule, which has stages 0 to {schedule.stages - 1} and "
-                f"micro-batches 0 to {schedule.micro_batches - 1}: correct its numbers.",
-                fr=f"{action}, sur le rang {rank}, sort de l’ordonnancement, qui a les étages 0 à "
-                f"{schedule.stages - 1} et les micro-batches 0 à {schedule.micro_batches - 1} : corrigez ses numéros.",
-            )
+            limits = {"last_stage": schedule.stages - 1, "last_micro_batch": schedule.micro_batches - 1}
+            yield TEXTS.say("problems", "outside", action=action, rank=rank, **limits)
         elif schedule.rank_of(action) != rank:
-            yield say(
-                en=f"{action} is on rank {rank}, but stage {action.stage} is on rank {schedule.rank_of(action)}: move "
-                "it there.",
-                fr=f"{action} est sur le rang {rank}, mais l’étage {action.stage} est sur le rang "
-                f"{schedule.rank_of(action)} : déplacez-la.",
-            )
+            holder = schedule.rank_of(action)
+            yield TEXTS.say("problems", "on another rank", action=action, rank=rank, stage=action.stage, holder=holder)
 
 
 def _ordered(schedule: Schedule) -> Iterator[str]:
@@ -422,16 +396,8 @@ def _ordered(schedule: Schedule) -> Iterator[str]:
                 # −1: it is missing, which `_counted` tells.
                 if before is None or position_of.get(before, -1) < number:
                     continue
-                note_en = note_fr = ""
-                if before.token_slice != action.token_slice:
-                    note_en = " (slices run forward in order, backward in reverse)"
-                    note_fr = " (les tranches se suivent dans l’ordre en passe avant, à rebours en passe arrière)"
-                yield say(
-                    en=f"rank {rank} runs {action} before {before}, whose result it needs: put {before} first"
-                    f"{note_en}.",
-                    fr=f"le rang {rank} exécute {action} avant {before}, dont il a besoin : placez {before} d’abord"
-                    f"{note_fr}.",
-                )
+                key = "order" if before.token_slice == action.token_slice else "order of slices"
+                yield TEXTS.say("problems", key, rank=rank, action=action, before=before)
 
 
 def _pass_before(action: Action) -> Action | None:
@@ -459,11 +425,6 @@ def _over_limit(schedule: Schedule, limit: float, costs: Costs) -> Iterator[str]
             highest = max(accumulate(changes, initial=memory))
             memory += sum(changes)
             if highest > limit + 1e-9:
-                yield say(
-                    en=f"rank {rank} keeps {shortest(highest)} stage-micro-batches at {action}, but the limit is "
-                    f"{shortest(limit)}: run a backward before that forward, or raise the limit.",
-                    fr=f"le rang {rank} garde {shortest(highest)} micro-batches d’étage à {action}, mais la limite "
-                    f"est {shortest(limit)} : exécutez une passe arrière avant cette passe avant, ou relevez la "
-                    "limite.",
-                )
+                units = {"kept": shortest(highest), "limit": shortest(limit)}
+                yield TEXTS.say("problems", "over the limit", rank=rank, action=action, **units)
                 break

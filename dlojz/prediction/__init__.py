@@ -62,7 +62,7 @@ def predict(
             en=f"a run, a module or the name of a model is predicted, but {model!r} was received.",
             fr=f"on prédit une exécution, un module ou le nom d’un modèle, mais {model!r} a été reçu.",
         )
-    from dlojz.models.foreign.given_module import name_of_module
+    from dlojz.models.foreign.sources import name_of_module
 
     name, samples = name_of_module(model, inputs, tp_plan)
     config = RunConfig.of(model=name, **{"micro_batch": samples, **fields})

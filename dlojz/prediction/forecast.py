@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from math import ceil
+from pathlib import Path
 from statistics import median_low
 from typing import NamedTuple
 
 from dlojz import hardware, models
-from dlojz.base.language import format_bytes, format_count, percent, refusal, say
+from dlojz.base.language import Sentences, format_bytes, format_count, percent, refusal, say
 from dlojz.base.table import visible
 from dlojz.config.optimizers import OPTIMIZERS
 from dlojz.config.run_config import RunConfig
@@ -91,6 +92,8 @@ from dlojz.prediction.states import compute_bytes, offload_states, predict_state
 from dlojz.prediction.trace import MemoryTrace, TraceMark
 from dlojz.results.footprint import STATES, Category, Memory
 from dlojz.results.record import MemorySample
+
+TEXTS = Sentences(Path(__file__).parent / "data" / "forecast.md")
 
 OVERLAYS: dict[str, Callable[[RunConfig, ModelShapes], EngineMemory]] = {
     "one_process": EngineMemory,
@@ -433,109 +436,49 @@ class Forecast:
         if trained == total:
             return ""
         share = percent(trained / total, 2)
-        note = say(
-            en=f"{format_count(trained)} of its {format_count(total)} parameters are trained ({share}): the others "
-            "have neither gradients nor optimizer states.",
-            fr=f"{format_count(trained)} de ses {format_count(total)} paramètres sont entraînés ({share}) : les autres "
-            "n’ont ni gradients ni états de l’optimiseur.",
-        )
+        counts = {"trained": format_count(trained), "total": format_count(total)}
+        notes = [TEXTS.say("notes", "trained in part", share=share, **counts)]
         if self.config.engine_spec.flattens_unreached and self.config.engine_spec.gathers_frozen:
-            note += say(
-                en=" When DeepSpeed gathers and frees frozen weights is not known exactly: its workspace and the "
-                "number of its messages may differ.",
-                fr=" On ne sait pas exactement quand DeepSpeed rassemble et libère les poids gelés : ses temporaires "
-                "et le nombre de ses messages peuvent différer.",
-            )
-        if self.config.lora_base == "none":
-            return note
-        bits = self.config.lora_base.removesuffix("bit")
-        return note + say(
-            en=f" The frozen linear layers but the head are in {bits} bits, and each computes with a copy that is not "
-            "kept.",
-            fr=f" Les couches linéaires gelées, sauf la tête, sont en {bits} bits, et chacune calcule avec une copie "
-            "qui n’est pas gardée.",
-        )
+            notes.append(TEXTS.say("notes", "gathers frozen weights"))
+        if self.config.lora_base != "none":
+            notes.append(TEXTS.say("notes", "quantized base", bits=self.config.lora_base.removesuffix("bit")))
+        return " ".join(notes)
 
     def _paged_note(self) -> str:
         if not OPTIMIZERS[self.config.optimizer].is_paged:
             return ""
-        pages = format_bytes(self.memory.host_bytes or 0)
-        return say(
-            en=f"The pages of the optimizer's states, {pages}, are counted on the host, as torch's allocator sees "
-            "none of them: where room is left on the GPU, nvidia-smi shows them there.",
-            fr=f"Les pages des états de l’optimiseur, {pages}, sont comptées sur l’hôte, car l’allocateur de torch ne "
-            "les voit pas : là où il reste de la place sur le GPU, nvidia-smi les y montre.",
-        )
+        return TEXTS.say("notes", "paged states", pages=format_bytes(self.memory.host_bytes or 0))
 
     def _without_gradient_note(self) -> str:
         if not self.without_gradient:
             return ""
         number, shapes = len(self.without_gradient), model_shapes(self.config)
         first_name, total = visible(shapes.own_path(self.without_gradient[0])), len(shapes.parameters)
-        note = say(
-            en=f"Of its {total} parameters {number} get no gradient from this loss (the first is {first_name}):",
-            fr=f"De ses {total} paramètres, {number} n’ont aucun gradient de cette loss (le premier : {first_name}) :",
-        )
-        engine = self.config.engine_spec.title(self.config.layout.zero)
-        if self.config.engine_spec.flattens_unreached and self.config.layout.offload not in ("optimizer", "parameters"):
-            return note + say(
-                en=f" {engine} keeps optimizer states for them, and zeros as gradients where it needs some.",
-                fr=f" {engine} leur garde des états de l’optimiseur, et des zéros comme gradients là où il en faut.",
-            )
-        if not self.config.engine_spec.skips_unreached:
-            return note + say(
-                en=f" {engine} fills in zeros for them, so that gradients, workspace and messages may differ from what "
-                "is predicted.",
-                fr=f" {engine} les complète par des zéros, si bien que gradients, temporaires et messages peuvent "
-                "différer de ce qui est prédit.",
-            )
-        note += say(en=" they have no optimizer state.", fr=" ils n’ont pas d’état de l’optimiseur.")
-        if self.config.layout.strategy == "ddp":
-            note += say(
-                en=" But DDP waits for every gradient and would stop in the second step: freeze them "
-                "(requires_grad_(False)), or let the loss use them.",
-                fr=" Mais DDP attend tous les gradients et s’arrêterait au deuxième pas : gelez-les "
-                "(requires_grad_(False)), ou faites-les servir à la loss.",
-            )
-        return note
+        note = TEXTS.say("without gradient", "parameters", total=total, number=number, first_name=first_name)
+        spec, layout = self.config.engine_spec, self.config.layout
+        keys = ["no state", "ddp waits"] if layout.strategy == "ddp" else ["no state"]
+        if spec.flattens_unreached and layout.offload not in ("optimizer", "parameters"):
+            keys = ["kept by the engine"]
+        elif not spec.skips_unreached:
+            keys = ["filled in"]
+        return " ".join([note, *(TEXTS.say("without gradient", key, engine=spec.title(layout.zero)) for key in keys)])
 
     def _recurrent_note(self) -> str:
         shapes = model_shapes(self.config)
         if not shapes.recurrent:
             return ""
-        layer = visible(shapes.own_path(shapes.recurrent))
-        return say(
-            en=f"Its recurrent layers (the first is {layer}) keep for backward what only their kernel knows: this is "
-            "not predicted, and the peak is at least what is said here.",
-            fr=f"Ses couches récurrentes (la première : {layer}) gardent pour la passe arrière ce que seul leur noyau "
-            "connaît : ce n’est pas prédit, et le pic est au moins celui donné ici.",
-        )
+        return TEXTS.say("notes", "recurrent layers", layer=visible(shapes.own_path(shapes.recurrent)))
 
     def _pipeline_note(self) -> str:
         layout = self.config.layout
         if layout.pp == 1:
             return ""
         if layout.engine == "deepspeed":
-            return say(
-                en="DeepSpeed's pipeline keeps further buffers for its messages, which are not predicted: the peak is "
-                "an estimate, and may be larger.",
-                fr="Le pipeline de DeepSpeed garde des tampons à lui pour ses messages, qui ne sont pas prédits : le "
-                "pic est une estimation, et peut être plus grand.",
-            )
+            return TEXTS.say("notes", "deepspeed pipeline")
         if layout.checkpointing != "none" and schedule_of(layout).splits_backward:
-            return say(
-                en="What a split backward computes again, and keeps between its halves, is not predicted: the peak is "
-                "an estimate.",
-                fr="Ce qu’une passe arrière découpée recalcule, et garde entre ses moitiés, n’est pas prédit : le pic "
-                "est une estimation.",
-            )
+            return TEXTS.say("notes", "split backward")
         if layout.engine_spec.gathers_per_step:
-            return say(
-                en="In a pipeline FSDP2 keeps the whole gradients of a stage until its last micro-batch; the peak "
-                "does not count them, and is at least what is said here.",
-                fr="Dans un pipeline, FSDP2 garde entiers les gradients d’un étage jusqu’à son dernier micro-batch ; "
-                "le pic ne les compte pas, et est au moins celui donné ici.",
-            )
+            return TEXTS.say("notes", "fsdp2 in a pipeline")
         return ""
 
     @property
@@ -560,16 +503,11 @@ class Forecast:
         """Describe the moment of the peak, e.g. `backward of micro-batch 3, in blocks.2`."""
         phase = self.memory.peak_moment or ""
         number = self.peak_micro_batch
-        if phase == "optimizer":
-            return say(en="optimizer step", fr="mise à jour de l’optimiseur")
-        if phase not in ("forward", "backward"):
-            return say(en="between two steps", fr="entre deux pas")
-        suffix = say(en=f", in {self.peak_module}", fr=f", dans {self.peak_module}") if self.peak_module else ""
-        if phase == "forward":
-            return say(en=f"forward of micro-batch {number}{suffix}", fr=f"passe avant du micro-batch {number}{suffix}")
-        if not suffix:
-            return say(en=f"loss backward of micro-batch {number}", fr=f"gradient de la loss, micro-batch {number}")
-        return say(en=f"backward of micro-batch {number}{suffix}", fr=f"passe arrière du micro-batch {number}{suffix}")
+        suffix = TEXTS.say("moment", "module", module=self.peak_module) if self.peak_module else ""
+        key = phase if phase in ("optimizer", "forward", "backward") else "between"
+        if phase == "backward" and not suffix:
+            key = "loss"
+        return TEXTS.say("moment", key, number=number, suffix=suffix)
 
 
 def forecast(config: RunConfig, rank: int = 0, device: Device | str | None = None) -> Forecast:

@@ -31,7 +31,7 @@ from dlojz.base.language import language
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware import Device
 from dlojz.models.foreign.elsewhere import contents_hash
-from dlojz.models.foreign.given_module import changes_its_model
+from dlojz.models.foreign.sources import changes_its_model
 from dlojz.pipeline.messages import ENDS_BACKWARD, Item, RankOrder, Runner, runner_of, splits_backward
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Schedule
 from dlojz.pipeline.schedule_catalogue import build

@@ -45,9 +45,9 @@ from dlojz.models.blocks import BlockList, loss_of, untie
 from dlojz.models.checkpointing import Checkpointing
 from dlojz.models.experts.routing import Routing
 from dlojz.models.foreign.elsewhere import CHAIN, contents_hash
-from dlojz.models.foreign.given_module import changes_its_model
 from dlojz.models.foreign.meta_checks import error_with_line, said_when_slow
 from dlojz.models.foreign.names import is_elsewhere, shown_name
+from dlojz.models.foreign.sources import changes_its_model
 from dlojz.models.meta import sample_inputs, targets_shape
 from dlojz.pipeline.messages import Item
 from dlojz.pipeline.schedule_catalogue import schedule_of

@@ -4,7 +4,7 @@
 and buckets of libraries are in `dlojz.prediction.states`, which is exact for a model. Source: Rajbhandari et al. 2020
 (arXiv 1910.02054), §3 and §5, unless said otherwise.
 
-**Rules** of bytes per parameter by name; each is a sum of parts, with their precision.
+**Rules** of bytes per parameter by name, from `data/rules_of_thumb.toml`; each is a sum of parts, with their precision.
 
 **Activations** of transformers in 16 bit with dropout masks of 1 byte; statistics of layer norms are left out (16·s·b
 bytes per layer on a GPU). Symbols: s sequence length, b samples per micro-batch, h hidden size, a attention heads, L
@@ -15,9 +15,12 @@ al. 2021 (arXiv 2104.07857).
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
+from pathlib import Path
 from typing import Final, Literal, get_args
 
 from dlojz.base.errors import LabError
@@ -177,86 +180,15 @@ class RuleOfThumb:
         return self.bytes_per_parameter * parameters
 
 
-_HALF_W, _HALF_G = RulePart("weights", 2, "16 bit"), RulePart("gradients", 2, "16 bit")
-_W, _G = RulePart("weights", 4, "fp32"), RulePart("gradients", 4, "fp32")
-_MASTER, _ADAM = RulePart("master", 4, "fp32"), RulePart("optimizer", 8, "fp32")
-
+_FILE = Path(__file__).parent / "data" / "rules_of_thumb.toml"
 RULES: Final[dict[str, RuleOfThumb]] = {
-    rule.name: rule
-    for rule in (
-        RuleOfThumb(
-            "12-optimizer",
-            (_MASTER, _ADAM),
-            ("ZeRO (arXiv 1910.02054), §3.1: K = 12",),
-            lambda: say(
-                en="what ZeRO-1 shards: the optimizer's part alone, in mixed precision with Adam",
-                fr="ce que ZeRO-1 répartit : la part de l’optimiseur seule, en précision mixte avec Adam",
-            ),
-        ),
-        RuleOfThumb(
-            "12-momentum",
-            (_W, _G, RulePart("optimizer", 4, "fp32")),
-            ("torch.optim.SGD with momentum: one fp32 buffer per parameter",),
-            lambda: say(en="fp32 and SGD with momentum", fr="fp32 et SGD avec momentum"),
-        ),
-        RuleOfThumb(
-            "16-mixed",
-            (_HALF_W, _HALF_G, _MASTER, _ADAM),
-            ("ZeRO (arXiv 1910.02054), §3.1", "Ultra-Scale Playbook, bf16 without fp32 gradients"),
-            lambda: say(en="mixed precision with Adam", fr="précision mixte avec Adam"),
-        ),
-        RuleOfThumb(
-            "16-fp32",
-            (_W, _G, _ADAM),
-            (
-                "Ultra-Scale Playbook, fp32",
-                "torchtitan: FSDP over fp32 weights",
-                "accelerate estimate-memory, 4 × fp32",
-            ),
-            lambda: say(
-                en="fp32 with Adam, also under autocast, which casts only what it multiplies",
-                fr="fp32 avec Adam, y compris sous autocast, qui ne convertit que ce qu’il multiplie",
-            ),
-        ),
-        RuleOfThumb(
-            "18",
-            (_HALF_W, _G, _MASTER, _ADAM),
-            (
-                "Megatron-LM, theoretical_memory_usage.py: 18, or 6 + 12/DP with its distributed optimizer",
-                "Bekman, Machine Learning Engineering: 6 + 4 + 8",
-                "DeepSpeed 0.19, estimate_zero3_model_states_mem_needs: 18/N",
-            ),
-            lambda: say(
-                en="mixed precision with Adam, gradients accumulated in fp32",
-                fr="précision mixte avec Adam, gradients accumulés en fp32",
-            ),
-        ),
-        RuleOfThumb(
-            "20",
-            (_HALF_W, _HALF_G, _G, _MASTER, _ADAM),
-            (
-                "Amazon SageMaker, Introduction to model parallelism: 10 billion parameters take 200 GB or more",
-                "ZeRO-Infinity (arXiv 2104.07857), §3: 240·nl·hd² bytes for 12·nl·hd² parameters",
-                "Ultra-Scale Playbook, bf16 with fp32 gradients",
-                "DeepSpeed 0.19, estimate_zero2_model_states_mem_needs: 2 + 18/N",
-            ),
-            lambda: say(
-                en="the same where gradients are kept in both precisions",
-                fr="la même, si les gradients sont gardés dans les deux précisions",
-            ),
-        ),
-        RuleOfThumb(
-            "24",
-            (_W, _G, _ADAM, RulePart("activations", 8, "")),
-            ("a table shown in courses, without a publication that we know of",),
-            lambda: say(
-                en="fp32 with Adam, and some 8 bytes for activations and temporaries, which in truth do not depend on "
-                "the number of parameters but on the batch",
-                fr="fp32 avec Adam, plus environ 8 octets d’activations et de tenseurs temporaires, qui en réalité ne "
-                "dépendent pas du nombre de paramètres mais du batch",
-            ),
-        ),
+    row["name"]: RuleOfThumb(
+        row["name"],
+        tuple(RulePart(*part) for part in row["parts"]),
+        tuple(row["sources"]),
+        partial(say, **row["about"]),  # made when it is asked for, in the language of that moment
     )
+    for row in tomllib.loads(_FILE.read_text(encoding="utf-8"))["rule"]
 }
 """The rules by name, the smallest first."""
 

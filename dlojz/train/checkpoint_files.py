@@ -19,9 +19,11 @@ from pydantic import Field, model_validator
 from dlojz.base.contract import Contract, parse_json
 from dlojz.base.errors import LabError
 from dlojz.base.files import write_atomic
-from dlojz.base.language import refusal, say
+from dlojz.base.language import Sentences, refusal
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import ReadContract, RunConfig
+
+TEXTS = Sentences(Path(__file__).parent / "data" / "checkpoint_files.md")
 
 FILE_NAME = "checkpoint_policy.json"
 
@@ -102,15 +104,10 @@ class Manifest(ReadContract):
     def _consistent(self) -> Self:
         names = [file.name for file in self.files]
         if len(set(names)) < len(names):
-            raise LabError(
-                say(en="the manifest names a file twice.", fr="le fichier manifest.json nomme deux fois un fichier.")
-            )
+            raise TEXTS.refusal("not used", "file named twice")
         strangers = {tensor.file for tensor in self.tensors.values()} - set(names)
         if strangers:
-            raise refusal(
-                en=f"the manifest puts a tensor into {min(strangers)}, which is none of its files.",
-                fr=f"le fichier manifest.json place un tenseur dans {min(strangers)}, qui n’est aucun des siens.",
-            )
+            raise TEXTS.refusal("not used", "tensor in a strange file", file=min(strangers))
         return self
 
     @property
@@ -199,19 +196,14 @@ def open_owned(path: Path) -> int:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if path.is_symlink():
-            sentence = say(en=f"{path.name} is a symbolic link", fr=f"{path.name} est un lien symbolique")
-        else:
-            sentence = say(
-                en=f"{path.name} cannot be read: {error.strerror}", fr=f"{path.name} est illisible : {error.strerror}"
-            )
-        raise LabError(sentence) from None
+            raise TEXTS.refusal("not used", "symbolic link", name=path.name) from None
+        raise TEXTS.refusal("not used", "file cannot be read", name=path.name, cause=error.strerror) from None
     # Of what is open, and not of the path, which may stand for another file by now.
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         os.close(descriptor)
-        if stat.S_ISREG(status.st_mode):
-            raise LabError(say(en=f"{path.name} is not yours", fr=f"{path.name} n’est pas à vous"))
-        raise LabError(say(en=f"{path.name} is no regular file", fr=f"{path.name} n’est pas un fichier ordinaire"))
+        key = "not yours" if stat.S_ISREG(status.st_mode) else "no regular file"
+        raise TEXTS.refusal("not used", key, name=path.name)
     return descriptor
 
 
@@ -220,9 +212,7 @@ def _read(path: Path, most_bytes: int) -> bytes:
         # One byte more than allowed tells that a file is too long, without reading all of it.
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
-        raise LabError(
-            say(en=f"{path.name} has more than {most_bytes} bytes", fr=f"{path.name} dépasse {most_bytes} octets")
-        )
+        raise TEXTS.refusal("not used", "too large", name=path.name, most_bytes=most_bytes)
     return content
 
 
@@ -250,36 +240,23 @@ def read_manifest(folder: Path) -> Manifest:
     # Of the folder itself: a link to one is refused.
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        raise LabError(
-            say(en=f"{folder.name} is no folder of yours", fr=f"{folder.name} n’est pas un dossier qui vous appartient")
-        )
+        raise TEXTS.refusal("not used", "no folder of yours", name=folder.name)
     if not is_committed(folder):
-        raise LabError(
-            say(en=f"it was not finished: {COMMIT} is missing", fr=f"il n’a pas été terminé : {COMMIT} manque")
-        )
+        raise TEXTS.refusal("not used", "not finished", file=COMMIT)
     # COMMIT is written last and holds the hash of the manifest, which holds those of all files.
     commit = parse_json(_read(folder / COMMIT, _MAX_COMMIT_BYTES))
     content = _read(folder / MANIFEST, MAX_MANIFEST_BYTES)
     commit_sha256 = commit.get("manifest_sha256") if isinstance(commit, dict) else None
     if commit_sha256 != hashlib.sha256(content).hexdigest():
-        raise LabError(
-            say(en=f"{MANIFEST} and {COMMIT} do not belong together", fr=f"{MANIFEST} et {COMMIT} ne vont pas ensemble")
-        )
+        raise TEXTS.refusal("not used", "do not belong together", manifest=MANIFEST, commit=COMMIT)
     data = parse_json(content)
     version = data.get("schema_version") if isinstance(data, dict) else None
     if isinstance(version, int) and version > 1:
-        raise refusal(
-            en=f"it has schema version {version}, newer than this dlojz knows: update dlojz",
-            fr=f"il est d’une version {version} du schéma, plus récente que ce dlojz n’en connaît : mettez dlojz à "
-            "jour",
-        )
+        raise TEXTS.refusal("not used", "newer version", version=version)
     manifest = Manifest.from_dict(data)
     # A renamed folder would be taken for another step.
     if _STEP.fullmatch(folder.name) and int(folder.name.partition("-")[2]) != manifest.step:
-        raise refusal(
-            en=f"it is the checkpoint of step {manifest.step}, under another name",
-            fr=f"c’est le checkpoint du pas {manifest.step}, sous un autre nom",
-        )
+        raise TEXTS.refusal("not used", "another step", step=manifest.step)
     return manifest
 
 
@@ -294,26 +271,13 @@ def verify(folder: Path) -> Manifest:
         for file in manifest.files:
             size, digest = sha256_of(folder / file.name)
             if size != file.bytes:
-                raise refusal(
-                    en=f"{file.name} has {size} bytes where {file.bytes} were written",
-                    fr=f"{file.name} fait {size} octets, alors que {file.bytes} ont été écrits",
-                )
+                raise TEXTS.refusal("not used", "other size", name=file.name, size=size, written=file.bytes)
             if digest != file.sha256:
-                raise refusal(
-                    en=f"the content of {file.name} has changed since it was written (sha256)",
-                    fr=f"le contenu de {file.name} a changé depuis son écriture (sha256)",
-                )
+                raise TEXTS.refusal("not used", "other content", name=file.name)
     except OSError as error:
-        raise refusal(
-            en=f"the checkpoint {folder.name} cannot be read: {error.strerror}.",
-            fr=f"le checkpoint {folder.name} est illisible : {error.strerror}.",
-        ) from None
+        raise TEXTS.refusal("not used", "cannot be read", name=folder.name, cause=error.strerror) from None
     except LabError as error:
-        reason = str(error).rstrip(".")
-        raise refusal(
-            en=f"the checkpoint {folder.name} is not used: {reason}.",
-            fr=f"le checkpoint {folder.name} n’est pas utilisé : {reason}.",
-        ) from None
+        raise TEXTS.refusal("not used", "refusal", name=folder.name, reason=str(error).rstrip(".")) from None
     return manifest
 
 

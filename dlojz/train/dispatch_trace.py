@@ -29,8 +29,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
-from dlojz.prediction.storage_tracker import StorageTracker
-from dlojz.prediction.trace import flops_of
+from dlojz.prediction.trace import StorageTracker, flops_of
 from dlojz.results.footprint import CATEGORIES, ORIGINS, Category, Memory, Origin, Traffic
 from dlojz.results.record import MemorySample
 

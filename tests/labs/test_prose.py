@@ -2,16 +2,16 @@
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from dlojz.base.language import LANGUAGES
+from dlojz.base.language import LANGUAGES, read_sentences
 from dlojz.base.language import sentences as read_pairs
 from dlojz.cli.options import help_texts
 from dlojz.hardware.evidence import measurements
-from dlojz.labs.kit.exercise import read_sentences
 from dlojz.labs.kit.source import Code, ProseCells, in_language, read_source
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,6 +104,15 @@ def is_french(value: ast.expr) -> bool:
     return isinstance(value, ast.Constant) and isinstance(value.value, str) and bool(re.search("[éèàêç’]", value.value))
 
 
+def of_catalogues() -> Iterator[tuple[str, str, str]]:
+    """Sentences of the catalogues that are TOML, both languages under a key."""
+    for room, name in (("pipeline", "schedules"), ("libraries", "libraries"), ("prediction", "rules_of_thumb")):
+        content = tomllib.loads((ROOT / "dlojz" / room / "data" / f"{name}.toml").read_text(encoding="utf-8"))
+        for pair in (value for rows in content.values() for row in rows for value in row.values()):
+            if isinstance(pair, dict):
+                yield from ((f"{name}.toml", language, text) for language, text in pair.items())
+
+
 def of_the_package() -> Iterator[tuple[str, str, str]]:
     """The same for messages, help, titles and hints: side by side as `en=` and `fr=`, or one after the other."""
     for path in sorted((ROOT / "dlojz").rglob("*.py")):
@@ -121,12 +130,15 @@ def of_the_package() -> Iterator[tuple[str, str, str]]:
     labs = ROOT / "dlojz" / "labs"
     for path in (page for page in labs.glob("kit/data/*.md") if not page.stem.isidentifier()):
         yield path.name, path.stem.rpartition(".")[2], path.read_text(encoding="utf-8")
-    for path in (page for page in labs.glob("**/*.md") if page.stem.isidentifier()):
+    of_commands = ROOT / "dlojz" / "cli"
+    pages = (page for page in sorted((ROOT / "dlojz").glob("**/*.md")) if of_commands not in page.parents)
+    for path in (page for page in pages if page.stem.isidentifier()):
         for exercise, sentences in read_sentences(path.read_text(encoding="utf-8")).items():
             for key, sentence in sentences.items():
                 yield f"{path.parent.name}, {exercise}, {key}", "en", sentence.en
                 yield f"{path.parent.name}, {exercise}, {key}", "fr", sentence.fr
     yield from of_sentence_files()
+    yield from of_catalogues()
     for path in sorted((ROOT / "dlojz" / "cli" / "data").glob("*.md")):
         for name, text in help_texts(path.stem).items():
             yield from ((f"dlojz {name} --help", language, getattr(text, language)) for language in ("en", "fr"))

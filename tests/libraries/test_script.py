@@ -16,7 +16,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.files import CHECKOUT
 from dlojz.base.language import use_language
 from dlojz.cli.main import main
-from dlojz.libraries.watched_script import no_step_at_all, no_step_in_time
+from dlojz.libraries.watched_script import TEXTS
 from dlojz.results.record import RunRecord
 from dlojz.running.run import Run
 
@@ -338,8 +338,9 @@ def test_dlojz_run_ends_a_script_that_trains_nothing(tmp_path: Path) -> None:
 
 def test_the_sentences_are_in_both_languages() -> None:
     use_language("fr")
-    assert "aucun pas d’optimiseur en 600 s et a été arrêté à sa ligne 7 (" in no_step_in_time("a.py", 600, "rien", 7)
-    assert "avant le premier pas d’un optimiseur" in no_step_at_all("train.py", "rien")
+    in_time = TEXTS.say("no step", "in time at a line", name="a.py", first_step_s=600, line=7, saw="rien")
+    assert "aucun pas d’optimiseur en 600 s et a été arrêté à sa ligne 7 (" in in_time
+    assert "avant le premier pas d’un optimiseur" in TEXTS.say("no step", "at all", name="train.py", saw="rien")
 
 
 def test_dlojz_run_hands_words_to_the_script_as_they_are(

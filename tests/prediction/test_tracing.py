@@ -20,8 +20,7 @@ from dlojz.models.foreign.missing_operators import ensure_torchvision_imports
 from dlojz.models.qwen_deepseek import LatentAttention
 from dlojz.models.sizes import DEEPSEEK_SIZES
 from dlojz.prediction.rules_of_thumb import Shape, layer_bytes
-from dlojz.prediction.storage_tracker import StorageTracker
-from dlojz.prediction.trace import Compute, CudaOverrides, trace
+from dlojz.prediction.trace import Compute, CudaOverrides, StorageTracker, trace
 from dlojz.train.dispatch_trace import StorageTrace
 
 Case = tuple[Callable[[], nn.Module], Callable[[], Tensor]]

@@ -17,7 +17,8 @@ import operator
 import os
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from dlojz.base.files import write_atomic
 from dlojz.config.run_config import Observation
-from dlojz.libraries.scripts.rank_report import COMPARED_STEPS, OBSERVED
+from dlojz.libraries.scripts.rank_report import COMPARED_STEPS, OBSERVED, RankReport
 from dlojz.libraries.step_ledger import tensors_in
 from dlojz.libraries.training_watch import keywords_of_call
 
@@ -517,16 +518,9 @@ def _look_at_weights(report: dict[str, Any], optimizers: list[torch.optim.Optimi
 
 
 def _empty_report() -> dict[str, Any]:
-    lists = (
-        "epochs saved gradients levels begun_with samples inputs local_gradients used_gradients clipped after batches"
-    )
-    report: dict[str, Any] = {name: [] for name in (*lists.split(), "learning_rates")}
-    report |= dict.fromkeys(("schedule", "weights", "library"), "")
-    counts = "steps repeated kept group_size ddp ddp_nested ddp_calls ddp_synced fsdp_units blocks stale micro_batches"
-    counts += " held plain ddp_ranks mesh_axes mesh_row by_columns by_rows moments fused matrices zeros uses shuffled"
-    counts += " unshuffled set_epochs late_shards optimizers dropouts batch_norms pipeline_ranks"
-    counts += " backwards calls synced"
-    return report | dict.fromkeys(counts.split(), 0)
+    """Make the report of a rank that has done nothing yet: lists where `RankReport` has tuples, zeros, blanks."""
+    empty: dict[str, Callable[[], object]] = {"int": int, "str": str}
+    return {field.name: empty.get(str(field.type), list)() for field in fields(RankReport) if field.name != "rank"}
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import Sentences, say
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware import Device
@@ -66,6 +67,8 @@ from dlojz.prediction.states import fill_ddp_buckets, predict_states
 from dlojz.prediction.trace import TraceMark, ValuesNeededError, trace
 from dlojz.results.footprint import STATES, Category, Footprint, Memory, Traffic
 from dlojz.results.record import OTHERS, REST, ModuleMemory, ScriptLever, ScriptPrediction
+
+TEXTS = Sentences(Path(__file__).parent / "data" / "script_prediction.md")
 
 NEAR_LIMIT = 0.7
 """Share of a rank's memory from which on the levers of a script are predicted too."""
@@ -270,64 +273,21 @@ def _predicted(
     if not training.messages_known:  # a custom hook may compute anything
         footprint = footprint.model_copy(update={"step_flops": None})
     is_unwrapped = config.layout.world_size > 1 and training.wrapper == "none"
+    notes = {
+        "recurrent layers": is_recurrent,
+        "no loss": step.loss is None,
+        "no wrapper": is_unwrapped,
+        "custom hook": not training.messages_known,
+        "compressing hook": training.messages_known and "communication hook" in recognised,
+    }
     return ScriptPrediction(
         recognised=recognised,
-        note=" ".join(_notes(step, training, recognised, is_recurrent=is_recurrent, is_unwrapped=is_unwrapped)),
+        note=" ".join(TEXTS.say("notes", key) for key, applies in notes.items() if applies),
         messages_known=training.messages_known and not is_unwrapped,
         footprint=footprint,
         at_peak=at_peak,
         levers=levers,
     )
-
-
-def _notes(
-    step: FirstStep,
-    training: ScriptTraining,
-    recognised: Mapping[str, str],
-    *,
-    is_recurrent: bool,
-    is_unwrapped: bool,
-) -> Iterator[str]:
-    """Say what of a script is not predicted, and why.
-
-    Args:
-        recognised: in what the script trains with.
-        is_recurrent: whether it has recurrent layers.
-        is_unwrapped: whether its ranks train a model that nothing known wraps.
-    """
-    if is_recurrent:
-        yield say(
-            en="its recurrent layers keep for backward what only their kernel knows: activations, workspace and peak "
-            "are measured, not predicted.",
-            fr="ses couches récurrentes gardent pour la passe arrière ce que seul leur noyau connaît : les "
-            "activations, les temporaires et le pic sont mesurés, pas prédits.",
-        )
-    if step.loss is None:
-        yield say(
-            en="its loss was not seen: the prediction is without what computes it.",
-            fr="sa loss n’a pas été vue : la prédiction ne compte pas ce qui la calcule.",
-        )
-    if is_unwrapped:
-        yield say(
-            en="nothing that is known wraps its model: what its ranks send are calls of the script’s own, counted "
-            "and not predicted.",
-            fr="rien de connu n’enveloppe son modèle : ce que ses rangs s’envoient sont des appels propres au "
-            "script, comptés et non prédits.",
-        )
-    if not training.messages_known:
-        yield say(
-            en="a custom communication hook sends the gradients: what it sends and computes, and the memory that it "
-            "takes, are not predicted.",
-            fr="un hook de communication propre au script envoie les gradients : ce qu’il envoie et calcule, et la "
-            "mémoire qu’il prend, ne sont pas prédits.",
-        )
-    elif "communication hook" in recognised:
-        yield say(
-            en="its communication hook compresses the gradients in further memory: workspace and peak are measured, "
-            "not predicted.",
-            fr="son hook de communication compresse les gradients dans une mémoire à part : les temporaires et le pic "
-            "sont mesurés, pas prédits.",
-        )
 
 
 def _without_peak(footprint: Footprint, *besides: str) -> Footprint:

@@ -14,6 +14,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import refusal
+from dlojz.base.language import Sentences
 from dlojz.hardware import Device
 from dlojz.libraries.scripts.first_step import (
     FirstStep,
@@ -42,6 +43,8 @@ from dlojz.models.foreign.building import repeated_parts
 from dlojz.prediction.shapes import DDP_FIRST_BUCKET_BYTES, FP32_BYTES
 from dlojz.prediction.trace import Allocation, Compute, Follower
 from dlojz.results.footprint import Category
+
+TEXTS = Sentences(Path(__file__).parent / "data" / "script_training.md")
 
 
 class OptimizerUse(NamedTuple):
@@ -90,7 +93,7 @@ def use_of(
         optimizer = sharding.optim if isinstance(sharding, zero_redundancy_class()) else sharding
         name = type(optimizer).__name__
         if any(isinstance(value, torch.optim.Optimizer) for value in vars(optimizer).values()):
-            raise _refuse(f"{name} wraps another optimizer", f"{name} enveloppe un autre optimiseur")
+            raise _refuse("another optimizer inside", name=name)
         try:
             if in_turn:
                 tensor_uses = [_fake_updates(optimizer, on_gpu, [[(_shard(tensor), True)]]) for tensor in in_turn]
@@ -110,12 +113,7 @@ def use_of(
                     use = _fake_updates(optimizer, on_gpu, shards, _state_shapes(optimizer))
             uses.append(use._replace(states_bytes=use.states_bytes + _states_of_frozen(optimizer, on_gpu)))
         except Exception as error:
-            raise refusal(
-                en=f"the update of {name} cannot be run without its numbers ({type(error).__name__}), so that the "
-                "script’s memory is measured and not predicted.",
-                fr=f"la mise à jour de {name} ne peut pas se faire sans ses nombres ({type(error).__name__}) : la "
-                "mémoire du script est donc mesurée, et pas prédite.",
-            ) from error
+            raise TEXTS.refusal("update", "refusal", name=name, error=type(error).__name__) from error
     return OptimizerUse(
         sum(use.states_bytes for use in uses),
         max((use.update_bytes for use in uses), default=0),
@@ -409,8 +407,8 @@ def _mesh_of(module: nn.Module) -> str:
     return " × ".join(f"{name} {size}" for name, size in zip(names, mesh.shape, strict=True))
 
 
-def _refuse(en: str, fr: str) -> LabError:
-    return refusal(en=f"its training is not predicted: {en}.", fr=f"son entraînement n’est pas prédit : {fr}.")
+def _refuse(key: str, **values: object) -> LabError:
+    return TEXTS.refusal("not predicted", "refusal", reason=TEXTS.sentence("not predicted", key, **values))
 
 
 def recognise(
@@ -427,16 +425,16 @@ def recognise(
         LabError: if they are of a kind that is not predicted.
     """
     if not step.calls:
-        raise _refuse("no model was called as a whole with gradients", "aucun modèle n’a été appelé en entier")
+        raise _refuse("no whole model")
     if len(step.models) > 1 and step.schedule is None:
-        raise _refuse("it trains several models", "il entraîne plusieurs modèles")
+        raise _refuse("several models")
     if step.updates_within_backward:
-        raise _refuse("its optimizer updates within backward", "son optimiseur met à jour pendant la passe arrière")
+        raise _refuse("updates within backward")
     inner, around = unwrapped(step.models[0])
     if is_deepspeed_pipeline(inner):  # more micro-batches are in flight in its first stage than in its last
-        raise _refuse("DeepSpeed’s pipeline runs its own schedule", "le pipeline de DeepSpeed a son ordonnancement")
+        raise _refuse("deepspeed pipeline")
     if step.calls[0].method and not getattr(inner, "automatic_optimization", True):
-        raise _refuse("Lightning’s manual optimization is on", "l’optimisation manuelle de Lightning est active")
+        raise _refuse("manual optimization")
     if step.schedule is not None or _is_run_on_fakes(inner) or (fsdp_units(inner) and _is_special(inner, optimizers)):
         return _on_fakes(step, optimizers, device, on_gpu)
     ddp = around if isinstance(around, DistributedDataParallel) else None
@@ -467,7 +465,7 @@ def recognise(
     if ddp is None:
         return training
     if getattr(ddp, "mixed_precision", None) is not None:
-        raise _refuse("DDP’s `mixed_precision` is on", "`mixed_precision` de DDP est actif")
+        raise _refuse("mixed precision of ddp")
     cap_bytes = int(ddp.bucket_bytes_cap)
     # torch's first bucket is small, unless the script has chosen a size.
     limits = (DDP_FIRST_BUCKET_BYTES if ddp.bucket_bytes_cap_default else cap_bytes, cap_bytes)
@@ -517,10 +515,7 @@ def _on_fakes(
         _, around = unwrapped(model)
         if around is not None:
             name = "DDP" if isinstance(around, DistributedDataParallel) else "DeepSpeed"
-            raise _refuse(
-                f"{name} wraps a model that other means divide too",
-                f"{name} enveloppe un modèle qui est aussi divisé autrement",
-            )
+            raise _refuse("divided otherwise too", name=name)
     inner = unwrapped(step.models[0])[0]
     return ScriptTraining(
         model=inner,
@@ -551,15 +546,14 @@ def _in_units(training: ScriptTraining, units: list[tuple[str, FSDPModule]], gro
     states = {name: unit._get_fsdp_state() for name, unit in units}
     unit_groups = _param_groups(units)
     if "" not in states and any(
-        not name.startswith(tuple(f"{unit_name}." for unit_name in names)) for name in _owned(training)
+        not name.startswith(tuple(f"{unit_name}." for unit_name in names))
+        for name, _ in training.model.named_parameters()
     ):
-        raise _refuse(
-            "a part of its model is in no unit of FSDP2", "une partie du modèle n’est dans aucune unité FSDP2"
-        )
+        raise _refuse("outside of all units")
     if training.step.synchronised < training.step.backwards:
-        raise _refuse("FSDP2 accumulates whole gradients", "FSDP2 accumule des gradients entiers")
+        raise _refuse("whole gradients")
     if any(type(group.offload_policy).__name__ != "OffloadPolicy" for group in unit_groups):
-        raise _refuse("FSDP2 offloads to the host", "FSDP2 décharge vers l’hôte")
+        raise _refuse("offloads")
     policy_group = unit_groups[0]
     dtype = policy_group.mp_policy.param_dtype or torch.float32
     reduced = policy_group.mp_policy.reduce_dtype or dtype
@@ -579,10 +573,6 @@ def _in_units(training: ScriptTraining, units: list[tuple[str, FSDPModule]], gro
         replicas=int(between.size()) if between is not None else 1,
         replica_group=groups.get(str(between.group_name), "dp") if between is not None else "dp",
     )
-
-
-def _owned(training: ScriptTraining) -> list[str]:
-    return [name for name, _ in training.model.named_parameters()]
 
 
 _NOT_ZERO: tuple[tuple[str, object], ...] = (
@@ -615,9 +605,9 @@ def _in_deepspeed(training: ScriptTraining, engine: Any, copied: dict[int, Any])
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     types = {parameter.dtype for parameter in parameters}
     if len(types) > 1:
-        raise _refuse("DeepSpeed holds parameters of several types", "DeepSpeed a des paramètres de plusieurs types")
+        raise _refuse("several types")
     if stage == 3 and len(trained) < len(parameters):
-        raise _refuse("DeepSpeed’s stage 3 holds frozen parameters", "le niveau 3 de DeepSpeed a des paramètres gelés")
+        raise _refuse("frozen parameters")
     dtype = types.pop()
     groups: tuple[tuple[nn.Parameter, ...], ...] = ()
     checks = (8,) * (len(optimizer.fp16_groups) if stage == 3 else 0)  # of the gradients of each sub-group
@@ -652,34 +642,26 @@ def _check_deepspeed(engine: Any, zero: Any, stage: int) -> None:
         LabError: naming the option.
     """
     if type(engine).__name__ != "DeepSpeedEngine":
-        raise _refuse(f"DeepSpeed’s {type(engine).__name__} drives it", f"{type(engine).__name__} de DeepSpeed le mène")
+        raise _refuse("another engine", name=type(engine).__name__)
     if engine.has_moe_layers:
-        raise _refuse("DeepSpeed’s experts are in its model", "son modèle a des experts de DeepSpeed")
+        raise _refuse("experts")
     if engine.torch_autocast_enabled():
-        raise _refuse("DeepSpeed’s `torch_autocast` is on", "`torch_autocast` de DeepSpeed est actif")
+        raise _refuse("torch_autocast")
     if type(engine.optimizer).__name__ == "BF16_Optimizer":
-        raise _refuse(
-            "DeepSpeed sums its 16-bit gradients in fp32 in stage 1",
-            "DeepSpeed additionne ses gradients de 16 bits en fp32 au niveau 1",
-        )
+        raise _refuse("sums in fp32")
     for name in ("offload_optimizer", "offload_param"):
         offload = getattr(zero, name)
         if offload is not None and str(getattr(offload.device, "value", offload.device)) != "none":
-            raise _refuse(f"DeepSpeed offloads (`{name}`)", f"DeepSpeed décharge (`{name}`)")
+            raise _refuse("deepspeed offloads", name=name)
     if stage:
         for name, predicted in _NOT_ZERO:
             setting = getattr(zero, name, predicted)
             if setting != predicted:
-                raise _refuse(f"of DeepSpeed, `{name}` = {setting}", f"DeepSpeed a `{name}` = {setting}")
+                raise _refuse("option of deepspeed", name=name, setting=setting)
     if stage in (1, 2) and zero.overlap_comm:
-        raise _refuse("DeepSpeed’s `overlap_comm` is on", "`overlap_comm` de DeepSpeed est actif")
+        raise _refuse("overlap_comm")
     if stage == 3:
         for name in _TEXTBOOK:
             setting = int(getattr(zero, name))
             if setting:
-                raise _refuse(
-                    f"DeepSpeed’s stage 3 keeps or prefetches weights as it finds time (`stage3_{name}` = {setting}; "
-                    "with 0 it is predicted)",
-                    f"le niveau 3 de DeepSpeed garde ou précharge des poids (`stage3_{name}` = {setting} ; avec 0, "
-                    "il est prédit)",
-                )
+                raise _refuse("prefetches", name=name, setting=setting)

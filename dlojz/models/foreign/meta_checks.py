@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import integer, refusal, say
+from dlojz.base.language import Sentences, integer, say
 from dlojz.models.foreign.example import Batch, run_on, shapes_text
 from dlojz.models.foreign.names import is_elsewhere, shown_name
+
+TEXTS = Sentences(Path(__file__).parent / "data" / "meta_checks.md")
 
 Built = TypeVar("Built")
 SLOW_S = 10.0
@@ -91,12 +93,8 @@ def moved_to_meta(module: Built) -> Built:
 
 def not_built(name: str, error: Exception) -> LabError:
     """Make the refusal of a module whose builder fails."""
-    needs_values = _needs_values(error)
-    how = say(en=" without memory, as every model is first", fr=" sans mémoire, comme l’est d’abord tout modèle")
-    return refusal(
-        en=f"{name} cannot be built{how if needs_values else ''}: {error_with_line(error)}{_end(name)}",
-        fr=f"{name} ne peut pas être construit{how if needs_values else ''} : {error_with_line(error)}{_end(name)}",
-    )
+    key = "refusal without memory" if _needs_values(error) else "refusal"
+    return TEXTS.refusal("not built", key, name=name, error=error_with_line(error), end=_end(name))
 
 
 def _end(name: str) -> str:
@@ -106,20 +104,12 @@ def _end(name: str) -> str:
 
 def own_file() -> str:
     """Say what to do with a model of a package that is not predicted by its name: name it in a file of one's own."""
-    return say(
-        en="put it into a file of your own, FILE.py:build, with example_inputs() and loss(output, targets).",
-        fr="mettez-le dans un fichier à vous, FICHIER.py:build, avec example_inputs() et loss(output, targets).",
-    )
+    return TEXTS.say("ways out", "own file")
 
 
 def way_out() -> str:
     """Say how a part or a version of a model that is refused is predicted all the same: in a file of one's own."""
-    return say(
-        en="write what computes the same for all values (a part, or a version without the choice) as FILE.py:build, "
-        "with example_inputs() and loss(output, targets)",
-        fr="écrivez ce qui calcule la même chose pour toutes les valeurs (une partie, ou une version sans ce choix) "
-        "comme FICHIER.py:build, avec example_inputs() et loss(output, targets)",
-    )
+    return TEXTS.say("ways out", "part or version")
 
 
 @contextmanager
@@ -130,14 +120,7 @@ def said_when_slow(name: str, tokens: int | None) -> Iterator[None]:
         name: Of a model that is run without memory here.
         tokens: Per sample; None of images.
     """
-    text = say(
-        en=f"dlojz: {shown_name(name)} is still being traced at {integer(tokens or 0)} tokens: a model that computes "
-        "token by token (RWKV, or Mamba without its kernels) takes longer the longer the sequence is, so a shorter "
-        "--sequence-length is answered sooner; Ctrl-C ends it.",
-        fr=f"dlojz : {shown_name(name)} est encore suivi à {integer(tokens or 0)} tokens : un modèle qui calcule token "
-        "par token (RWKV, ou Mamba sans ses noyaux) prend d’autant plus de temps que la séquence est longue ; une "
-        "--sequence-length plus courte a sa réponse plus tôt, et Ctrl-C arrête tout.",
-    )
+    text = TEXTS.say("traced", "slow", name=shown_name(name), tokens=integer(tokens or 0))
     timer = Timer(SLOW_S, _say_once, (text,))
     timer.daemon = True  # must not keep the process alive
     # Only a sequence can be shortened, and the catalogue's models are fast.
@@ -165,29 +148,17 @@ def tried_on_meta(name: str, module: nn.Module, batch: Batch) -> Any:
             output = run_on(module.to("meta").eval(), batch)
     except Exception as error:
         if "meta tensor" in str(error).lower():
-            raise refusal(
-                en=f"the forward pass of {name} depends on the values of its data, so that it cannot be predicted: "
-                f"{error_with_line(error)}; {way_out()}",
-                fr=f"la passe avant de {name} dépend des valeurs de ses données, et ne peut donc pas être prédite : "
-                f"{error_with_line(error)} ; {way_out()}",
-            ) from error
-        raise refusal(
-            en=f"{name} does not run on inputs of shape {shapes_text(batch)}: {error_with_line(error)}{_end(name)}",
-            fr=f"{name} ne s’exécute pas sur des entrées de forme {shapes_text(batch)} : {error_with_line(error)}"
-            + _end(name),
-        ) from error
+            texts = {"error": error_with_line(error), "way": way_out()}
+            raise TEXTS.refusal("traced", "depends on values", name=name, **texts) from error
+        texts = {"shapes": shapes_text(batch), "error": error_with_line(error), "end": _end(name)}
+        raise TEXTS.refusal("traced", "does not run", name=name, **texts) from error
     return output
 
 
 def not_logits(name: str, output: object, logits_shape: tuple[int, ...] = ()) -> LabError:
     """Make the refusal of an output that the loss cannot read."""
     shape = f" {logits_shape}" if logits_shape else ""
-    return refusal(
-        en=f"{name} gives {output}, but the loss needs one tensor of logits{shape}: return the logits alone, one for "
-        "each class of the data, or write loss(output, targets) beside FILE.py:build and example_inputs().",
-        fr=f"{name} donne {output}, mais la loss demande un seul tenseur de logits{shape} : renvoyez les logits seuls, "
-        "un par classe des données, ou écrivez loss(output, targets) à côté de FICHIER.py:build et example_inputs().",
-    )
+    return TEXTS.refusal("loss", "no logits", name=name, output=output, shape=shape)
 
 
 def check_loss(name: str, loss: Callable[[Any, Tensor], Tensor], output: Any, targets: Tensor) -> None:
@@ -202,18 +173,11 @@ def check_loss(name: str, loss: Callable[[Any, Tensor], Tensor], output: Any, ta
     try:
         value = loss(output, targets)
     except Exception as error:
-        raise refusal(
-            en=f"loss(output, targets) of {name} does not run on targets of shape {tuple(targets.shape)}: "
-            f"{error_with_line(error)}",
-            fr=f"loss(output, targets) de {name} ne s’exécute pas sur des cibles de forme {tuple(targets.shape)} : "
-            f"{error_with_line(error)}",
-        ) from error
+        shape, text = tuple(targets.shape), error_with_line(error)
+        raise TEXTS.refusal("loss", "does not run", name=name, shape=shape, error=text) from error
     if not isinstance(value, Tensor) or value.dim():
-        shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise refusal(
-            en=f"loss(output, targets) of {name} gives {shape}: a tensor with one number, the mean, is needed.",
-            fr=f"loss(output, targets) de {name} donne {shape} : il faut un tenseur d’un seul nombre, la moyenne.",
-        )
+        kind = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise TEXTS.refusal("loss", "no number", name=name, kind=kind)
 
 
 def error_with_line(error: BaseException) -> str:

@@ -3,10 +3,14 @@
 The configurations of timm, torchvision and transformers say what a model reads; one's own file has `example_inputs()`.
 Weights are random: nothing is downloaded or unpickled, and of a configuration's file nothing is executed. One's own
 file is imported, and so executed, but not where a record that names it is read (`executing_no_file`).
+
+A module given in Python is named like these, `module:CLASS-1`, in this process alone. It is copied without its memory,
+so that the caller's stays as it is, whatever is done to it later.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 import sys
@@ -22,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from dlojz.base.language import refusal, say
-from dlojz.models.foreign.elsewhere import Adapters, check_execution, file_of, is_own_file, target_length_of
+from dlojz.models.foreign.elsewhere import CHAIN, Adapters, check_execution, file_of, is_own_file, target_length_of
 from dlojz.models.foreign.example import Batch, Example, check_batch, family_name
 from dlojz.models.foreign.hugging_face.configuration import read_configuration
 from dlojz.models.foreign.meta_checks import built, not_built, not_logits, tried_on_meta
@@ -31,7 +35,8 @@ from dlojz.models.foreign.tensor_plan import check_styles
 from dlojz.models.foreign.vision_packages import Origin, origin_of_timm, origin_of_torchvision, package_of
 from dlojz.models.meta import on_meta
 
-given_origins: dict[str, Origin] = {}  # by the names of `dlojz.models.foreign.given_module`
+given_origins: dict[str, Origin] = {}
+"""Modules given in Python, by their names."""
 
 
 @lru_cache(maxsize=64)
@@ -43,7 +48,8 @@ def origin_of(name: str) -> Origin:
     """
     package, _, model = name.partition(":")
     if is_own_file(name):
-        return _of_file(name)
+        with torch.random.fork_rng(devices=[]):  # weights are the same whether it was read before the seed or after
+            return _origin_of_file(name)
     if name in given_origins:
         return given_origins[name]
     if package == "timm":
@@ -65,11 +71,6 @@ def _of_configuration(file: Path, adapters: Adapters | None, target_length: int 
     package_of("transformers")
     make, family, size, classes, loss, example, title, has_classes = read_configuration(file, adapters, target_length)
     return Origin(make, family, size, classes, loss, example, title=title, has_classes=has_classes)
-
-
-def _of_file(name: str) -> Origin:
-    with torch.random.fork_rng(devices=[]):  # weights are the same whether the file was read before the seed or after
-        return _origin_of_file(name)
 
 
 def _origin_of_file(name: str) -> Origin:
@@ -155,3 +156,42 @@ def _imported(path: Path) -> ModuleType:
     finally:
         sys.path.remove(str(path.resolve().parent))
     return module
+
+
+def changes_its_model(name: str) -> bool:
+    """Tell whether a name may be another model's in another process: one's own file, or a module given in Python."""
+    return is_own_file(name) or name.removeprefix(CHAIN) in given_origins
+
+
+def name_of_module(module: nn.Module, batch: object, tp_plan: object = None) -> tuple[str, int]:
+    """Name a module, as it is now, so that it is predicted like a model from elsewhere; count the batch's samples.
+
+    Args:
+        module: On any device.
+        batch: Example of its inputs: a tensor, or a tuple or dict of tensors.
+        tp_plan: How tensor parallelism splits its layers (`dlojz.models.foreign.tensor_plan`); by default all it can.
+
+    Raises:
+        LabError: if it cannot be copied, or does not run on the batch.
+    """
+    title = type(module).__name__
+    name = f"module:{title}-{len(given_origins) + 1}"
+    # This copy keeps the module as it is now; each build copies it again.
+    copied = _copied(module, name)
+    source = say(en="the example of inputs", fr="l’exemple d’entrées")
+    samples = check_batch(source, batch)
+    given_origins[name] = origin_of_batch(name, source, lambda: _copied(copied, name), batch, tp_plan=tp_plan)
+    return name, samples
+
+
+def _copied(module: nn.Module, name: str) -> nn.Module:
+    """Copy a module onto the meta device, with its shared weights, whatever its own device."""
+    # `deepcopy` takes these in the place of the tensors: no weight is copied.
+    memo: dict[int, Any] = {}
+    for parameter in module.parameters():
+        memo[id(parameter)] = nn.Parameter(
+            torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad
+        )
+    for buffer in module.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return built(name, lambda: copy.deepcopy(module, memo)).train()

@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import refusal, say
+from dlojz.base.language import Sentences, say
 from dlojz.models.foreign.tensor_probe import Candidate, Probe
 from dlojz.models.foreign.tensor_regions import Region, is_linear, widths
+
+TEXTS = Sentences(Path(__file__).parent / "data" / "tensor_plan.md")
 
 STYLES = ("colwise", "rowwise", "whole")
 """Words of a plan for a layer; a layer that no pattern names is whole."""
@@ -57,12 +60,7 @@ def find_plan(
     if tp_plan is not None and not pattern:
         _check_all_used(name, module, tp_plan, regions)
     if not regions:
-        raise refusal(
-            en=f"tp={size} was received with {name}, in whose repeated blocks no two linear layers "
-            f"{_matching(pattern)}were found that tensor parallelism can split: use tp=1.",
-            fr=f"tp={size} a été reçu avec {name}, dans les blocs répétés duquel aucune paire de couches linéaires "
-            f"{_matching(pattern)}que le Tensor Parallelism sache découper n’a été trouvée : prenez tp=1.",
-        )
+        raise TEXTS.refusal("plan", "nothing to split", size=size, name=name, matching=_matching(pattern))
     return tuple(regions)
 
 
@@ -89,12 +87,7 @@ def check_styles(source: str, tp_plan: object) -> dict[str, str] | None:
         offender = next((style for style in tp_plan.values() if style not in STYLES), None)
         if offender is None:
             return dict(tp_plan)
-    raise refusal(
-        en=f"tp_plan of {source} maps patterns of layers to {', '.join(STYLES)}, but {offender!r} was received: write "
-        'e.g. {"blocks.*.mlp.fc1": "colwise", "blocks.*.mlp.fc2": "rowwise"}.',
-        fr=f"tp_plan de {source} associe à des motifs de couches {', '.join(STYLES)}, mais {offender!r} a été reçu : "
-        'écrivez par exemple {"blocks.*.mlp.fc1": "colwise", "blocks.*.mlp.fc2": "rowwise"}.',
-    )
+    raise TEXTS.refusal("plan", "other styles", source=source, styles=", ".join(STYLES), offender=offender)
 
 
 def _check_all_used(name: str, module: nn.Module, tp_plan: Styles, regions: Sequence[Region]) -> None:
@@ -103,14 +96,7 @@ def _check_all_used(name: str, module: nn.Module, tp_plan: Styles, regions: Sequ
         layers = {path for path, layer in module.named_modules() if fnmatchcase(path, glob) and is_linear(layer)}
         unsplit = {path for path in layers - split if style_of(path, tp_plan) != "whole"}
         if style != "whole" and (unsplit or not layers):
-            raise refusal(
-                en=f"tp_plan of {name} says {style!r} of {min(unsplit, default=glob)}, which is no linear layer of a "
-                "repeated block that begins or ends a region with the others: `dlojz partition --tp` without a plan "
-                "shows those that do.",
-                fr=f"tp_plan de {name} dit {style!r} de {min(unsplit, default=glob)}, qui n’est pas une couche "
-                "linéaire d’un bloc répété qui commence ou termine une région avec les autres : `dlojz partition --tp` "
-                "sans plan montre celles qui le font.",
-            )
+            raise TEXTS.refusal("plan", "no linear layer", name=name, style=style, layer=min(unsplit, default=glob))
 
 
 def _called(
@@ -184,14 +170,8 @@ def _uneven(probe: Probe, name: str, path: str, candidate: Candidate, size: int,
     heads, row_path = probe.heads(candidate), f"{path}.{candidate.row}"
     degrees = say(en=" or ", fr=" ou ").join(f"tp={degree}" for degree in works)
     features = widths(probe.layers[candidate.row])[0]
-    amount = say(en=f"{features} features", fr=f"{features} neurones")
-    amount = say(en=f"{heads} heads", fr=f"{heads} têtes") if heads else amount
-    return refusal(
-        en=f"tp={size} does not divide the {amount} before {row_path} of {name} equally, keys and values included: use "
-        f"{degrees}, or leave this layer out by tensor_parts (e.g. mlp) or a tp_plan.",
-        fr=f"tp={size} ne divise pas également les {amount} avant {row_path} de {name}, clés et valeurs comprises : "
-        f"prenez {degrees}, ou laissez cette couche de côté par tensor_parts (par exemple mlp) ou un tp_plan.",
-    )
+    amount = TEXTS.sentence("uneven", "heads" if heads else "features", count=heads or features)
+    return TEXTS.refusal("uneven", "refusal", size=size, amount=amount, row_path=row_path, name=name, degrees=degrees)
 
 
 def _is_asked(candidate: Candidate, path: str, tp_plan: Styles) -> bool:
@@ -201,9 +181,4 @@ def _is_asked(candidate: Candidate, path: str, tp_plan: Styles) -> bool:
 
 def _not_separate(name: str, path: str, candidate: Candidate) -> LabError:
     columns = ", ".join(f"{path}.{column}" for column in candidate.columns)
-    return refusal(
-        en=f"tp_plan of {name} splits {columns} by columns and {path}.{candidate.row} by rows, but what is computed "
-        "between them mixes the parts: leave them whole.",
-        fr=f"tp_plan de {name} découpe {columns} par colonnes et {path}.{candidate.row} par lignes, mais ce qui est "
-        "calculé entre elles mélange les parties : laissez-les entières.",
-    )
+    return TEXTS.refusal("plan", "not separate", name=name, columns=columns, path=path, row=candidate.row)

@@ -14,6 +14,7 @@ import difflib
 import importlib
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 import torch
@@ -21,12 +22,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import decimal, refusal, say
+from dlojz.base.language import Sentences, decimal, refusal
 from dlojz.base.requirements import distribution_of, missing_library
 from dlojz.models.catalogue import Family
 from dlojz.models.foreign.example import Example
 from dlojz.models.foreign.meta_checks import not_built, way_out
 from dlojz.models.foreign.missing_operators import ensure_torchvision_imports
+
+TEXTS = Sentences(Path(__file__).parent / "data" / "vision_packages.md")
 
 AUXILIARY: Final = {"googlenet": 0.3, "inception_v3": 0.4}
 """Weight of an auxiliary head's loss beside that of the head."""
@@ -136,21 +139,12 @@ def about(name: str) -> str:
     """Say what a user of the package would not expect of a model, in the reader's language; empty where it is plain."""
     package, _, model = name.partition(":")
     if package == "torchvision" and model in AUXILIARY:
-        weight = decimal(AUXILIARY[model], 1)
-        return say(
-            en=f"with its auxiliary heads (loss × {weight})", fr=f"avec ses têtes auxiliaires (perte × {weight})"
-        )
+        return TEXTS.say("notes", "auxiliary heads", weight=decimal(AUXILIARY[model], 1))
     if package == "torchvision" and model.startswith(("fcn_", "deeplabv3_")):
-        return say(
-            en="without the auxiliary head of the published weights, as get_model builds it",
-            fr="sans la tête auxiliaire des poids publiés, comme le construit get_model",
-        )
+        return TEXTS.say("notes", "no auxiliary head")
     config = package_of("timm").models.get_pretrained_cfg(model) if package == "timm" else None
     if config and not config.num_classes:
-        return say(
-            en="with a head for these classes, which timm’s configuration has not",
-            fr="avec une tête pour ces classes, que la configuration de timm n’a pas",
-        )
+        return TEXTS.say("notes", "other classes")
     return ""
 
 
@@ -198,29 +192,12 @@ def _video(models: Any, name: str) -> Origin:
 
 def _other_kind(models: Any, name: str) -> LabError | None:
     """Make the refusal of a model of torchvision that is not trained on classes; None for any other name."""
-    if name in models.list_models(module=models.detection):
-        reason = say(
-            en="detects objects: it keeps the boxes with the highest scores, so that what it computes, and its memory, "
-            "depend on the values of its data",
-            fr="détecte des objets : il garde les boîtes de plus haut score, si bien que ce qu’il calcule, et sa "
-            "mémoire, dépendent des valeurs de ses données",
-        )
-    elif name in models.list_models(module=models.optical_flow):
-        reason = say(
-            en="estimates optical flow: its targets are fields of vectors, and no class numbers",
-            fr="estime un flot optique : ses cibles sont des champs de vecteurs, et non des numéros de classe",
-        )
-    elif name in models.list_models(module=models.quantization):
-        reason = say(
-            en="is quantized: it is made for inference, and has no gradients",
-            fr="est quantifié : il est fait pour l’inférence, et n’a pas de gradients",
-        )
-    else:
-        return None
-    return refusal(
-        en=f"torchvision:{name} {reason}, and is not predicted: {way_out()}.",
-        fr=f"torchvision:{name} {reason} ; il ne se prédit pas : {way_out()}.",
-    )
+    kinds = {"detection": models.detection, "optical flow": models.optical_flow, "quantized": models.quantization}
+    for key, module in kinds.items():
+        if name in models.list_models(module=module):
+            reason = TEXTS.sentence("not predicted", key)
+            return TEXTS.refusal("not predicted", "refusal", name=name, reason=reason, way=way_out())
+    return None
 
 
 def _no_such_model(package: str, name: str, names: list[str]) -> LabError:

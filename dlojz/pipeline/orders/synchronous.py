@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import count
+from pathlib import Path
 
-from dlojz.base.language import refusal
+from dlojz.base.language import Said, Sentences
 from dlojz.pipeline.schedule import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -27,6 +28,8 @@ from dlojz.pipeline.schedule import (
     Schedule,
     overlapped,
 )
+
+TEXTS = Sentences(Path(__file__).parent / "data" / "synchronous.md")
 
 
 class OrderBuilder:
@@ -93,65 +96,41 @@ def zigzag(ranks: int, chunks: int) -> tuple[int, ...]:
 
 def counted(schedule: str, **counts: int) -> None:
     """Refuse counts that are not whole numbers of at least 1."""
-    french = {
-        "ranks": "ranks (rangs)", "micro_batches": "micro_batches", "chunks": "chunks (étages par rang)",
-        "waves": "waves (vagues)", "group": "group (micro-batches par groupe)",
-    }  # fmt: skip
+    french = {"ranks": "rangs", "chunks": "étages par rang", "waves": "vagues", "group": "micro-batches par groupe"}
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise refusal(
-                en=f"{schedule}: {name} must be a whole number of at least 1, but {value!r} was received.",
-                fr=f"{schedule} : {french.get(name, name)} doit être un entier d’au moins 1, mais {value!r} a été "
-                "reçu.",
-            )
+            title = Said(name, f"{name} ({french[name]})" if name in french else name)
+            raise TEXTS.refusal("sizes", "not whole", schedule=schedule, name=title, value=value)
 
 
 def need_chunks(schedule: str, chunks: int, instead: str) -> None:
     """Refuse fewer than two chunks per rank; `instead` is the schedule that has one."""
     counted(schedule, chunks=chunks)
     if chunks < 2:
-        raise refusal(
-            en=f"{schedule} needs at least 2 chunks (stages) per rank, but {chunks} was received: take chunks=2 or "
-            f"more, or the schedule {instead}.",
-            fr=f"{schedule} demande au moins 2 étages (chunks) par rang, mais {chunks} a été reçu : prenez "
-            f"chunks=2 ou plus, ou l’ordonnancement {instead}.",
-        )
+        raise TEXTS.refusal("sizes", "chunks", schedule=schedule, chunks=chunks, instead=instead)
 
 
 def need_micro_batches(schedule: str, micro_batches: int, minimum: int, rule: str, instead: str) -> None:
     """Refuse fewer micro-batches than the schedule's warm-up takes; `rule` is the formula of `minimum`."""
     if micro_batches < minimum:
-        raise refusal(
-            en=f"{schedule} needs at least {rule} = {minimum} micro-batches, but {micro_batches} was received: take "
-            f"{minimum} or more, or the schedule {instead}.",
-            fr=f"{schedule} demande au moins {rule} = {minimum} micro-batches, mais {micro_batches} a été reçu : "
-            f"prenez-en {minimum} ou plus, ou l’ordonnancement {instead}.",
-        )
+        counts = {"minimum": minimum, "micro_batches": micro_batches}
+        raise TEXTS.refusal("sizes", "micro-batches", schedule=schedule, rule=rule, instead=instead, **counts)
 
 
 def need_even_ranks(schedule: str, ranks: int, instead: str) -> None:
     """Refuse an odd number of ranks: the two directions of a bidirectional schedule meet between two middle ranks."""
     if ranks % 2:
-        raise refusal(
-            en=f"{schedule} needs an even number of ranks, since its two pipes run in opposite directions, but "
-            f"{ranks} was received: take {max(2, ranks - 1)} or {ranks + 1}, or the schedule {instead}.",
-            fr=f"{schedule} demande un nombre pair de rangs, car ses deux pipelines vont en sens contraires, mais "
-            f"{ranks} a été reçu : prenez {max(2, ranks - 1)} ou {ranks + 1}, ou l’ordonnancement {instead}.",
-        )
+        counts = {"ranks": ranks, "below": max(2, ranks - 1), "above": ranks + 1}
+        raise TEXTS.refusal("sizes", "even ranks", schedule=schedule, instead=instead, **counts)
 
 
 def need_multiple(schedule: str, micro_batches: int, unit: int, reason: tuple[str, str]) -> None:
     """Refuse micro-batches that are no multiple of `unit`; `reason` is the reason in English and in French."""
     if micro_batches % unit:
         below, above = micro_batches // unit * unit, (micro_batches // unit + 1) * unit
-        bounds = f"{below}", f"{above}"
-        english, french = (" or ".join(bounds), " ou ".join(bounds)) if below else (bounds[1], bounds[1])
-        raise refusal(
-            en=f"{schedule} needs a multiple of {unit} micro-batches ({reason[0]}), but {micro_batches} was received: "
-            f"take {english}.",
-            fr=f"{schedule} demande un multiple de {unit} micro-batches ({reason[1]}), mais {micro_batches} a été "
-            f"reçu : prenez-en {french}.",
-        )
+        choices = Said(f"{below} or {above}", f"{below} ou {above}") if below else above
+        counts = {"unit": unit, "micro_batches": micro_batches}
+        raise TEXTS.refusal("sizes", "multiple", schedule=schedule, reason=Said(*reason), choices=choices, **counts)
 
 
 def naive(ranks: int, micro_batches: int) -> Schedule:
@@ -358,29 +337,16 @@ def _group(schedule: str, ranks: int, micro_batches: int, group: int | None) -> 
             below, above = (
                 next(n for n in count(micro_batches + step, step) if n % max(1, n // ranks) == 0) for step in (-1, 1)
             )
-            raise refusal(
-                en=f"{schedule} runs the micro-batches in m div p = {rounds} equal rounds, but {micro_batches} "
-                f"micro-batches on {ranks} ranks cannot be grouped so: take {below} or {above} (a multiple of "
-                f"{ranks} always works), or give group.",
-                fr=f"{schedule} passe les micro-batches en m div p = {rounds} tours égaux, mais {micro_batches} "
-                f"micro-batches sur {ranks} rangs ne se partagent pas ainsi : prenez {below} ou {above} (un "
-                f"multiple de {ranks} convient toujours), ou donnez group.",
-            )
+            counts = {"rounds": rounds, "micro_batches": micro_batches, "ranks": ranks, "below": below, "above": above}
+            raise TEXTS.refusal("groups", "unequal rounds", schedule=schedule, **counts)
         return micro_batches // rounds
     counted(schedule, group=group)
     minimum = min(ranks, micro_batches)
     # 0: the last group is a full one.
     remainder = micro_batches % group
     if group < minimum or (0 < remainder < minimum and group < micro_batches):
-        raise refusal(
-            en=f"{schedule} needs groups of at least {minimum} micro-batches, the last one too, but group={group} "
-            f"for {micro_batches} micro-batches on {ranks} ranks leaves one of {min(group, remainder or group)}: take "
-            f"group={micro_batches}, or a divisor of {micro_batches} that is at least {minimum}.",
-            fr=f"{schedule} demande des groupes d’au moins {minimum} micro-batches, le dernier compris, mais "
-            f"group={group} pour {micro_batches} micro-batches sur {ranks} rangs en laisse un de "
-            f"{min(group, remainder or group)} : prenez group={micro_batches}, ou un diviseur de {micro_batches} "
-            f"supérieur ou égal à {minimum}.",
-        )
+        counts = {"minimum": minimum, "group": group, "micro_batches": micro_batches, "ranks": ranks}
+        raise TEXTS.refusal("groups", "too small", schedule=schedule, rest=min(group, remainder or group), **counts)
     return min(group, micro_batches)
 
 
