@@ -53,7 +53,7 @@ def markdown_safe(text: object) -> str:
     return html.escape(_MARKDOWN_SIGNS.sub(r"\\\1", visible(text)), quote=False)
 
 
-def titles(*, en: str, fr: str) -> tuple[str, ...]:
+def titles(en: str, fr: str) -> tuple[str, ...]:
     """Titles of columns in the reader's language, written with `;` between them."""
     return tuple(title.strip() for title in say(en=en, fr=fr).split(";"))
 

@@ -3,16 +3,20 @@
 import ast
 import importlib
 import inspect
+import pkgutil
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from string import Formatter
 
 import pytest
 
+import dlojz.labs
 from dlojz.base.language import Said, Sentences, read_sentences
 from dlojz.labs.kit.exercise import Mistake
-from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
+from dlojz.labs.kit.exercise_texts import MistakeWay, Texts, by_part, edited
+from dlojz.labs.kit.judges import Judge
 
 PACKAGE = Path(__file__).resolve().parents[2] / "dlojz"
 LABS = PACKAGE / "labs"
@@ -124,6 +128,56 @@ def test_texts_exercise_makes_the_mistakes_of_its_keys(tmp_path: Path) -> None:
     assert [mistake.fr for mistake in mistakes] == ["Il manque le facteur 2.", "trois fois", "trois fois"]
     assert texts.requested == {("doubled", key) for key in texts.sentences["doubled"]}
     assert texts.sentence("doubled", "no such key") == Said("no such key", "no such key")  # a student sees no traceback
+
+
+def _doubled(n: int) -> int:
+    return _added(n, n)
+
+
+def _added(a: int, b: int) -> int:
+    return a + b
+
+
+def test_edited_makes_a_function_of_another_text_and_leaves_the_right_one() -> None:
+    assert edited((_doubled,), "(n, n) → (n, n) + n")(5) == 15
+    assert edited((_doubled, _added), "a + b → a * b; (n, n) → (n, n + 1)")(5) == 30
+    assert edited((_doubled,), "_added(n, n) →")(5) is None
+    assert (_doubled(5), _added(2, 3)) == (10, 5)
+
+
+def test_edited_refuses_to_replace_what_is_not_there() -> None:
+    with pytest.raises(ValueError, match=r"_doubled has no 'n - n' to replace"):
+        edited((_doubled,), "n - n → n")
+
+
+def _both(n: int) -> tuple[int, int]:
+    return n + 1, n + 2
+
+
+def test_texts_exercise_makes_mistakes_of_edits(tmp_path: Path) -> None:
+    (tmp_path / "numbers.md").write_text(TEXT, encoding="utf-8")
+    exercise = Texts(str(tmp_path / "numbers.py")).exercise(
+        "doubled",
+        _both,
+        cases=((1,), (5,)),
+        mistakes={"one edit": "+ 1 → - 1", "several": ("+ 1 → + 3", "+ 2 →"), "by part": by_part("n + → n *", 2)},
+    )
+    mistakes = exercise.judge.mistakes  # type: ignore[attr-defined]
+    assert [mistake.way(5) for mistake in mistakes] == [(4, 7), (8, 7), (6, 5), (5, 10), 5, 10]
+    assert [mistake.part for mistake in mistakes] == [None, None, None, None, 0, 1]
+
+
+def test_edits_of_all_labs_find_the_text_that_they_replace() -> None:
+    count = 0
+    for module in pkgutil.iter_modules(dlojz.labs.__path__):
+        for exercise in getattr(importlib.import_module(f"dlojz.labs.{module.name}"), "EXERCISES", ()):
+            judge = exercise.judge
+            for mistake in (*judge.mistakes, *judge.faults, *judge.repairs) if isinstance(judge, Judge) else ():
+                if isinstance(mistake.way, partial):
+                    source, edits, _ = mistake.way.args
+                    assert callable(edited(source, edits)), (exercise.id, edits)
+                    count += 1
+    assert count > 500
 
 
 @pytest.mark.parametrize(

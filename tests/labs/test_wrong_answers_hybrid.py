@@ -33,7 +33,7 @@ from dlojz.labs.lab07_hybrid.exercises import (
     place_of,
     placed,
 )
-from dlojz.labs.lab07_hybrid.exercises_step import RIGHT, gradients, make_part
+from dlojz.labs.lab07_hybrid.exercises_step import gradients, make_part
 from dlojz.prediction.link_traffic import crossing
 from dlojz.results.footprint import Traffic
 from tests.labs import student_answers_hybrid as student
@@ -482,7 +482,7 @@ def test_gradients_in_two_dimensions_are_those_of_one_process() -> None:
     scale, bias = (parts[0][0][name].detach().clone().requires_grad_() for name in ("scale", "bias"))
     x, targets = (torch.cat([parts[rank][n] for rank in range(0, dp * tp, tp)]) for n in (1, 2))
     torch.nn.functional.mse_loss(torch.relu((x * scale) @ w1.T) @ w2.T + bias, targets).backward()
-    for rank, found in enumerate(gradients(dp, tp, seed, RIGHT)):
+    for rank, found in enumerate(gradients(dp, tp, seed)):
         torch.testing.assert_close(found["gradient of w1"], w1.grad.chunk(tp)[rank % tp])
         torch.testing.assert_close(found["gradient of w2"], w2.grad.chunk(tp, dim=1)[rank % tp])
         torch.testing.assert_close(found["gradient of scale"], scale.grad)

@@ -48,7 +48,15 @@ from dlojz.labs.kit.contents import (
     total_minutes,
 )
 from dlojz.labs.kit.lab import NUMBERS, content_of
-from dlojz.labs.kit.source import MAX_NOTEBOOK_BYTES, LabSource, cell_text, compose, french_spaces, read_source
+from dlojz.labs.kit.source import (
+    MAX_NOTEBOOK_BYTES,
+    LabSource,
+    cell_text,
+    compose,
+    empty_notebook,
+    french_spaces,
+    read_source,
+)
 from dlojz.libraries.library_catalogue import LIBRARIES
 
 CELL_TIMEOUT_S = 900
@@ -174,14 +182,7 @@ def glossary_notebook(language: Language) -> Any:
 def _notebook(page: str, language: Language, cells: list[tuple[str, str | None]]) -> Any:
     import nbformat.v4
 
-    notebook = nbformat.v4.new_notebook(
-        metadata={
-            "dlojz": {"language": language, "page": page},
-            "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
-            "language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"},
-        }
-    )
-    notebook.nbformat_minor = 5
+    notebook = empty_notebook(language=language, page=page)
     for name, text in cells:
         # No text: the cell of the progress. Ids that are given: nbformat would draw new ones at each build.
         cell = (

@@ -12,7 +12,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from dlojz.base.language import in_full, significant
+from dlojz.base.language import LANGUAGES, in_full, significant
 from dlojz.labs.kit.answer_numbers import is_number, is_tensor, same_number
 from dlojz.labs.kit.exercise import Said, Sentences
 
@@ -84,13 +84,7 @@ def _shifted(values: list[float], right: list[float]) -> Said | None:
     if not is_shifted or not shift.is_integer() or not 0 < abs(shift) <= SMALL:
         return None
     en, fr = _written(abs(shift))
-    large = shift > 0
-    return Said(
-        f"In every case your result is too {'large' if large else 'small'} by {en}: look at where the counting begins "
-        "and ends.",
-        f"Dans tous les cas, votre résultat est trop {'grand' if large else 'petit'} de {fr} : regardez où le compte "
-        "commence et où il finit.",
-    )
+    return TEXTS.sentence("gap", "too large by" if shift > 0 else "too small by", en=en, fr=fr)
 
 
 def _scaled(values: list[float], right: list[float]) -> Said | None:
@@ -117,15 +111,8 @@ def _by_argument(
         for large in (True, False):
             larger, smaller = (values, right) if large else (right, values)
             if all(same_number(a, factor * b, 1e-9) for a, factor, b in zip(larger, factors, smaller, strict=True)):
-                name = _name(answer, index)
-                return Said(
-                    f"In every case your result is `{name}` times too {'large' if large else 'small'}: {name} is "
-                    f"{'multiplied by' if large else 'divided by'} once too often, or not "
-                    f"{'divided by' if large else 'multiplied by'} where it should be.",
-                    f"Dans tous les cas, votre résultat est `{name}` fois trop {'grand' if large else 'petit'} : il y "
-                    f"a une {'multiplication' if large else 'division'} par {name} de trop, ou il manque une "
-                    f"{'division' if large else 'multiplication'}.",
-                )
+                key = "an argument times too large" if large else "an argument times too small"
+                return TEXTS.sentence("gap", key, name=_name(answer, index))
     return None
 
 
@@ -138,24 +125,13 @@ def _name(answer: object, index: int) -> str:
 
 def _times(factor: float) -> Said:
     if factor == -1:
-        return Said("The sign is the other way round in every case.", "Le signe est inversé dans tous les cas.")
+        return TEXTS.sentence("gap", "the other sign")
     large = abs(factor) > 1
     if 0 < abs(factor - 1) < ROUNDED:
-        gap = 100 * abs(factor - 1)
-        return Said(
-            f"In every case your result is {significant(gap, 2, into='en')}% too {'large' if large else 'small'}: look "
-            "for a constant that is rounded, or for 1,000 in the place of 1,024 (or the other way round).",
-            f"Dans tous les cas, votre résultat est trop {'grand' if large else 'petit'} de "
-            f"{significant(gap, 2, into='fr')} % : cherchez une constante arrondie, ou 1 000 à la place de 1 024 (ou "
-            "l’inverse).",
-        )
+        gap = Said(*(significant(100 * abs(factor - 1), 2, into=language) for language in LANGUAGES))
+        return TEXTS.sentence("gap", "some per cent too large" if large else "some per cent too small", gap=gap)
     en, fr = _written(factor if large else 1 / factor)
-    return Said(
-        f"In every case your result is {en} times too {'large' if large else 'small'}: look for a factor that is "
-        f"{'one too many' if large else 'missing'}.",
-        f"Dans tous les cas, votre résultat est {fr} fois trop {'grand' if large else 'petit'} : cherchez un facteur "
-        f"{'de trop' if large else 'qui manque'}.",
-    )
+    return TEXTS.sentence("gap", "times too large" if large else "times too small", en=en, fr=fr)
 
 
 def _written(value: float) -> tuple[str, str]:
@@ -241,22 +217,10 @@ def _rows_missing(result: Any, reference: Any) -> bool:
 
 
 _BETWEEN: tuple[tuple[Callable[[Any, Any], bool], Said], ...] = (
-    (_all_zero, Said("Every value is zero.", "Toutes les valeurs sont nulles.")),
-    (
-        _other_shape,
-        TEXTS.sentence("gap", "another shape"),
-    ),
-    (
-        _transposed,
-        TEXTS.sentence("gap", "transposed"),
-    ),
-    (_reversed, Said("The rows are right, but in reverse order.", "Les lignes sont justes, mais en ordre inverse.")),
-    (
-        _other_order,
-        Said("The rows are right, but in another order.", "Les lignes sont justes, mais dans un autre ordre."),
-    ),
-    (
-        _rows_missing,
-        TEXTS.sentence("gap", "last rows missing"),
-    ),
+    (_all_zero, TEXTS.sentence("gap", "every value is zero")),
+    (_other_shape, TEXTS.sentence("gap", "another shape")),
+    (_transposed, TEXTS.sentence("gap", "transposed")),
+    (_reversed, TEXTS.sentence("gap", "rows in reverse order")),
+    (_other_order, TEXTS.sentence("gap", "rows in another order")),
+    (_rows_missing, TEXTS.sentence("gap", "last rows missing")),
 )

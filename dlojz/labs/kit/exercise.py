@@ -75,7 +75,7 @@ class NotDone(NotImplementedError):  # noqa: N818 - a state of the work, not a f
 
 def not_done(exercise_id: str) -> str:
     """The sentence for an exercise that is still to do."""
-    return str(TEXTS.sentence("verdict", "still to do", exercise_id=exercise_id))
+    return TEXTS.say("verdict", "still to do", exercise_id=exercise_id)
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,8 @@ def refused(values: Iterable[object], message: str = "") -> str:
     en = f", and this cell cannot go on with {'them' if names[1:] else 'it'} ({message})" if message else ""
     fr = f", et cette cellule ne peut pas s’en servir ({message})" if message else ""
     if names[1:]:
-        return str(TEXTS.sentence("verdict", "several functions not right", text=text, en=en, fr=fr))
-    return str(TEXTS.sentence("verdict", "a function not right", text=text, en=en, fr=fr))
+        return TEXTS.say("verdict", "several functions not right", text=text, en=en, fr=fr)
+    return TEXTS.say("verdict", "a function not right", text=text, en=en, fr=fr)
 
 
 def made_with_refused(values: Iterable[object]) -> str:
@@ -168,7 +168,7 @@ def made_with_refused(values: Iterable[object]) -> str:
     if not names:
         return ""
     text = ", ".join(names)
-    return str(TEXTS.sentence("verdict", "made with a refused function", text=text))
+    return TEXTS.say("verdict", "made with a refused function", text=text)
 
 
 def _not_found_right(values: Iterable[object]) -> Iterator[str]:
@@ -201,6 +201,12 @@ def _names(code: CodeType) -> Iterator[str]:
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield from _names(inner)
+
+
+def kind_of(value: object) -> Said:
+    """Name the type of a value as sentences do, in English with its article."""
+    name = type(value).__name__
+    return Said(a_or_an(name), name)
 
 
 def show(verdict: Verdict) -> None:
@@ -315,15 +321,7 @@ def judge(exercise: Exercise, answer: object) -> Verdict:
     if not callable(answer):
         return Verdict(
             "wrong",
-            str(
-                TEXTS.sentence(
-                    "verdict",
-                    "no function",
-                    id=exercise.id,
-                    a_kind=a_or_an(type(answer).__name__),
-                    kind=type(answer).__name__,
-                )
-            ),
+            str(TEXTS.sentence("verdict", "no function", id=exercise.id, kind=kind_of(answer))),
         )
     if getattr(exercise.judge, "on_ranks", False):
         import torch._dynamo  # noqa: F401 - here, once: the first optimizer on a rank would import it, for seconds
@@ -365,15 +363,15 @@ def _verdict(exercise: Exercise, outcome: SandboxOutcome) -> Verdict:
     return Verdict(
         "wrong",
         {
-            "too_long": str(TEXTS.sentence("verdict", "too long", limit_s=outcome.limit_s)),
-            "flood": str(TEXTS.sentence("verdict", "too much printed")),
-            "died": str(TEXTS.sentence("verdict", "ended without an answer", exit_code=outcome.exit_code)),
+            "too_long": TEXTS.say("verdict", "too long", limit_s=outcome.limit_s),
+            "flood": TEXTS.say("verdict", "too much printed"),
+            "died": TEXTS.say("verdict", "ended without an answer", exit_code=outcome.exit_code),
         }[outcome.end],
     )
 
 
 def _too_much_memory() -> str:
-    return str(TEXTS.sentence("verdict", "too much memory"))
+    return TEXTS.say("verdict", "too much memory")
 
 
 _TOO_FEW_GRADIENTS = re.compile(r"returned an incorrect number of gradients \(expected (\d+), got (\d+)\)")
@@ -385,7 +383,7 @@ _OTHER_SHAPE = re.compile(
 def _backward_returns(text: str) -> str:
     """Say what autograd refuses of the results of a student's own `backward`; nothing for any other error."""
     if number := _TOO_FEW_GRADIENTS.search(text):
-        return str(TEXTS.sentence("verdict", "another number of gradients", due=number[1], returned=number[2]))
+        return TEXTS.say("verdict", "another number of gradients", due=number[1], returned=number[2])
     if shapes := _OTHER_SHAPE.search(text):
         index = int(shapes[1]) + 1
         return str(
@@ -400,8 +398,8 @@ def unusable(text: str) -> str:
         return sentence
     # Python's words for a call with too many or too few arguments.
     if "positional argument" in text:
-        return str(TEXTS.sentence("verdict", "other arguments", text=text))
-    return str(TEXTS.sentence("verdict", "unusable", text=text))
+        return TEXTS.say("verdict", "other arguments", text=text)
+    return TEXTS.say("verdict", "unusable", text=text)
 
 
 def _raised(error: BaseException, answer: object) -> str:
@@ -512,7 +510,7 @@ class Prediction:
     def format(self, value: float) -> str:
         """The number with its unit."""
         if self.kind == "bytes":
-            return str(TEXTS.sentence("verdict", "bytes", short=format_bytes(value), full=integer(value)))
+            return TEXTS.say("verdict", "bytes", short=format_bytes(value), full=integer(value))
         if self.kind == "seconds":
             return format_seconds(value)
         if self.kind in ("count", "rate") and abs(value) >= 10_000:
@@ -523,10 +521,7 @@ class Prediction:
     def compare(self, predicted: float, value: float | None) -> Verdict:
         """Compare a prediction with the value: both numbers, and how far apart they are."""
         if value is None:
-            return Verdict(
-                "wrong",
-                str(TEXTS.sentence("verdict", "no figure")),
-            )
+            return Verdict("wrong", TEXTS.say("verdict", "no figure"))
         within = self.is_within(predicted, value)
         predicted_text, theirs = self.format(predicted), self.format(value)
         # Both read the same and are not: as many more digits as tell them apart.
@@ -551,24 +546,13 @@ class Prediction:
     def _beyond_margin(self, predicted: float, value: float, gap: str, margin: str) -> str:
         """Say how a prediction outside its margin misses the figure."""
         if unit := self._other_unit(predicted, value):
-            return say(
-                en=f"\nIn {unit} your figure would be right, but it is asked for {self.unit}.",
-                fr=f"\nEn {unit}, votre valeur serait juste, mais on la demande {self.unit}.",
-            )
+            return "\n" + TEXTS.say("prediction", "right in another unit", unit=unit, asked=self.unit)
         if self.kind != "place" and self.gap(predicted, value) <= JUST_OVER * self.tolerance:
-            return say(
-                en=f"\n{gap}: just over what can be reached ({margin}).",
-                fr=f"\n{gap} : juste au-delà de ce qu’on peut prédire ({margin}).",
-            )
-        reach = (
-            say(en=f"a prediction within {margin} can be reached", fr=f"on peut prédire à {margin} près")
-            if self.tolerance
-            else say(en="the exact number can be predicted", fr="on peut prédire le nombre exact")
-        )
-        return say(
-            en=f"\n{gap}, where {reach}: find out why before you read on.",
-            fr=f"\n{gap}, alors qu’{reach}. Cherchez pourquoi avant de poursuivre.",
-        )
+            return "\n" + TEXTS.say("prediction", "just over the margin", gap=gap, margin=margin)
+        reach = TEXTS.sentence("prediction", "the exact number")
+        if self.tolerance:
+            reach = TEXTS.sentence("prediction", "within a margin", margin=margin)
+        return "\n" + TEXTS.say("prediction", "find out why", gap=gap, reach=reach)
 
     def _other_unit(self, predicted: float, value: float) -> str:
         """Unit in which a prediction would be right; none for what has one unit only."""

@@ -4,13 +4,18 @@ An exercise is `# its-id`, then one pair of `- English` and `- French` for its t
 `## praise`, `## hint`, `## nearer` (the second hint), `## unit` of a challenge, and one for each mistake, under the key
 that its way has in the code. What is computed stands in braces, as in a format string: `{ranks} lists are expected`.
 Sentences that several exercises have in common stand under `# shared`.
+
+A mistake is a function, or what a student writes in place of the right text, such as `"mask → 1 - mask"`: an edit of
+the reference.
 """
 
 from __future__ import annotations
 
+import inspect
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,20 +28,62 @@ Way = Callable[..., Any]
 
 @dataclass(frozen=True)
 class MistakeWay:
-    """Compute what a mistake gives, where a `Mistake` has more than a way: fields as there."""
+    """Compute what a mistake gives, where a `Mistake` has more than a way: fields as there, or edits for the way."""
 
-    way: Way
+    way: Way | str
     part: int | None = None
     seen: Callable[[list[Any]], bool] | None = None
 
 
-Mistaken = Way | MistakeWay | Mistake
-"""A way whose sentences stand under its key, or a mistake with sentences of its own."""
+Mistaken = Way | MistakeWay | Mistake | str
+"""A way, or edits of the reference, whose sentences stand under its key, or a mistake with sentences of its own."""
 Ways = Mapping[str, Mistaken | Sequence[Mistaken]] | Sequence[Mistake]
 
 
-def by_part(way: Way, count: int) -> list[MistakeWay]:
+@cache
+def edited(source: tuple[Way, ...], edits: str) -> Way:
+    """Make a function whose text is that of another one, but for some edits.
+
+    Args:
+        source: functions at the top of one module: the one to make, and those it calls that edits reach.
+        edits: `before → after`, several of them parted by `; `. Every occurrence is replaced; each edit sees those
+            before it.
+
+    Raises:
+        ValueError: if the text to replace is not there.
+    """
+    way, text = source[0], "\n".join(map(inspect.getsource, source))
+    for edit in edits.split("; "):
+        before, _, after = (part.strip() for part in edit.partition("→"))
+        if before not in text:
+            raise ValueError(f"{way.__name__} has no {before!r} to replace")
+        text = text.replace(before, after)
+    # In a copy of the module's names, so that the right way stays as it is there.
+    names = dict(way.__globals__)
+    exec(compile(text, f"<{way.__name__}, {edits}>", "exec"), names)
+    function: Way = names[way.__name__]
+    return function
+
+
+def edited_when_called(source: tuple[Way, ...], edits: str, part: int | None = None) -> Way:
+    """`edited`, when it is called: most mistakes of a lab are never looked for, and reading sources takes time.
+
+    Args:
+        source, edits: as `edited` takes them.
+        part: which of several numbers is wanted; None: all that the function returns.
+    """
+    return partial(_results_of_edited, source, edits, part)
+
+
+def _results_of_edited(source: tuple[Way, ...], edits: str, part: int | None, *case: Any) -> Any:
+    results = edited(source, edits)(*case)
+    return results if part is None else results[part]
+
+
+def by_part(way: Way | str, count: int) -> list[MistakeWay]:
     """Ways of a mistake in several numbers: in all of them, and once for each, where an answer makes it there alone."""
+    if isinstance(way, str):
+        return [MistakeWay(way), *(MistakeWay(way, part) for part in range(count))]
     return [MistakeWay(way), *(MistakeWay(lambda *case, part=part: way(*case)[part], part) for part in range(count))]
 
 
@@ -70,22 +117,26 @@ class Texts(Sentences):
         mistakes: Ways = (),
         faults: Ways = (),
         repairs: Ways = (),
+        source: tuple[Way, ...] = (),
         **judge: Any,
     ) -> Exercise:
         """Make an exercise that a `Judge` judges, whose mistakes are named by their keys.
 
         Args:
             exercise: its id.
-            reference, mistakes, faults, repairs: as in `Judge`; a mapping has the sentence's key before each way.
+            reference, mistakes, faults, repairs: as in `Judge`; a mapping has the sentence's key before each way, which
+                may be edits of the reference.
+            source: functions that edits reach, in place of the reference alone; see `edited`.
             judge: further fields of `Judge`.
         """
+        source = source or ((reference,) if reference else ())
         return self.judged(
             exercise,
             Judge(
                 reference,
-                mistakes=self._mistakes(exercise, mistakes),
-                faults=self._mistakes(exercise, faults),
-                repairs=self._mistakes(exercise, repairs),
+                mistakes=self._mistakes(exercise, mistakes, source),
+                faults=self._mistakes(exercise, faults, source),
+                repairs=self._mistakes(exercise, repairs, source),
                 **judge,
             ),
         )
@@ -104,17 +155,20 @@ class Texts(Sentences):
     def _said(self, exercise: str) -> dict[str, Said]:
         return {key: self.sentence(exercise, key) for key in ("title", "praise", "hint", "nearer")}
 
-    def _mistakes(self, exercise: str, ways: Ways) -> tuple[Mistake, ...]:
+    def _mistakes(self, exercise: str, ways: Ways, source: tuple[Way, ...]) -> tuple[Mistake, ...]:
         if not isinstance(ways, Mapping):
             return tuple(ways)
         mistakes: list[Mistake] = []
         for key, entry in ways.items():
-            for mistaken in entry if isinstance(entry, Sequence) else (entry,):
+            # A text is a sequence too, but of letters.
+            for mistaken in (entry,) if isinstance(entry, str) or not isinstance(entry, Sequence) else entry:
                 if isinstance(mistaken, Mistake):
                     mistakes.append(mistaken)
                     continue
                 variant = mistaken if isinstance(mistaken, MistakeWay) else MistakeWay(mistaken)
-                mistakes.append(self.mistake(exercise, key, variant.way, variant.part, variant.seen))
+                way, part = variant.way, variant.part
+                way = edited_when_called(source, way, part) if isinstance(way, str) else way
+                mistakes.append(self.mistake(exercise, key, way, part, variant.seen))
         return tuple(mistakes)
 
 

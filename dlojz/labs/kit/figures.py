@@ -49,13 +49,18 @@ Part = tuple[float, Style, str]
 """A piece of a bar: bytes, look, name in the legend."""
 
 
-def panel(width_in: float, height_in: float, en: str, fr: str) -> Axes:
-    """Open a figure of one panel, described in words in both languages.
+def open_figure(width_in: float, height_in: float, en: str, fr: str) -> LabFigure:
+    """Open a figure, described in words in both languages.
 
     Args:
         width_in, height_in: size in inches.
     """
-    return new_figure(width_in, height_in, alt=say(en=en, fr=fr)).subplots()
+    return new_figure(width_in, height_in, alt=say(en=en, fr=fr))
+
+
+def panel(width_in: float, height_in: float, en: str, fr: str) -> Axes:
+    """Open a figure of one panel, as `open_figure` does."""
+    return open_figure(width_in, height_in, en, fr).subplots()
 
 
 def figure_of(axes: Axes) -> LabFigure:

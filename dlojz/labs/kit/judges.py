@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import a_or_an, in_full, percent, say, shortest
+from dlojz.base.language import in_full, percent, say, shortest
 from dlojz.base.machine import patience
 from dlojz.labs.kit.answer_numbers import is_number, is_tensor, plain, plain_like, same_number, single, told_apart
 from dlojz.labs.kit.common_gap import common_gap
-from dlojz.labs.kit.exercise import Mistake, NotDone, Said, Sentences, Wrong
+from dlojz.labs.kit.exercise import Mistake, NotDone, Said, Sentences, Wrong, kind_of
 from dlojz.labs.kit.rank_judges import (
     Trouble,
     Values,
@@ -316,14 +316,14 @@ class Judge:
         if not is_tensor(right):
             text, target = told_apart(float(value), float(right), 6) if isinstance(right, Real) else (value, right)
             case_text = self._told(case)
-            return str(TEXTS.sentence("judge", "another value", case_text=case_text, target=target, text=text))
+            return TEXTS.say("judge", "another value", case_text=case_text, target=target, text=text)
         if value.shape != right.shape:
-            return str(TEXTS.sentence("judge", "another shape", shape=tuple(value.shape), due=tuple(right.shape)))
+            return TEXTS.say("judge", "another shape", shape=tuple(value.shape), due=tuple(right.shape))
         if not bool(value.isfinite().all()):
-            return str(TEXTS.sentence("judge", "infinite or NaN"))
+            return TEXTS.say("judge", "infinite or NaN")
         gaps = (value - right).abs()
         gap, share = gaps.max().item(), percent(float((gaps > TOLERANCE * (1 + right.abs())).double().mean()), 0)
-        return str(TEXTS.sentence("judge", "values differ", share=share, gap=in_full(gap, 2)))
+        return TEXTS.say("judge", "values differ", share=share, gap=in_full(gap, 2))
 
     def _judge_on_ranks(self, answer: Answer, cases: list[Case]) -> None:
         for index, (size, seed) in enumerate(cases):
@@ -455,11 +455,9 @@ def _listed(names: Sequence[Said]) -> tuple[str, str]:
 def _check_type(value: object, right: object) -> None:
     refuse_nothing(value)
     if is_tensor(right) and not is_tensor(value):
-        raise TEXTS.wrong(
-            "judge", "no tensor returned", a_kind=a_or_an(type(value).__name__), kind=type(value).__name__
-        )
+        raise TEXTS.wrong("judge", "no tensor returned", kind=kind_of(value))
     if isinstance(right, Real) and not is_number(value):
-        raise TEXTS.wrong("judge", "no number", a_kind=a_or_an(type(value).__name__), kind=type(value).__name__)
+        raise TEXTS.wrong("judge", "no number", kind=kind_of(value))
 
 
 def _refuse_floats(values: Iterable[Any]) -> None:
@@ -520,16 +518,10 @@ def expect_several(returned: object, names: str, count: int) -> tuple[Any, ...]:
     """
     refuse_nothing(returned)
     returned = plain(returned) if getattr(returned, "ndim", 0) == 1 else returned
-    is_sequence = isinstance(returned, tuple | list)
     results = tuple(returned) if isinstance(returned, tuple | list) else ()
     if len(results) != count:
-        kind, length = type(returned).__name__, len(results)
-        raise Wrong(
-            en=f"{count} results are expected, {names}, but your function returns {a_or_an(kind)}"
-            + (f" of {length}." if is_sequence else "."),
-            fr=f"{count} résultats sont attendus, {names}, mais votre fonction renvoie un objet de type {kind}"
-            + (f" à {length} éléments." if is_sequence else "."),
-        )
+        key = "another number of results" if isinstance(returned, tuple | list) else "one thing for several results"
+        raise TEXTS.wrong("judge", key, count=count, names=names, kind=kind_of(returned), length=len(results))
     return results
 
 
@@ -541,9 +533,7 @@ def expect_tensor(value: object, name: str, shape: Sequence[int]) -> Tensor:
     """
     refuse_nothing(value)
     if not torch.is_tensor(value):
-        raise TEXTS.wrong(
-            "judge", "no tensor", name=name, a_kind=a_or_an(type(value).__name__), kind=type(value).__name__
-        )
+        raise TEXTS.wrong("judge", "no tensor", name=name, kind=kind_of(value))
     if tuple(value.shape) != tuple(shape):
         raise TEXTS.wrong("judge", "another shape of a tensor", name=name, shape=tuple(value.shape), due=tuple(shape))
     return value
@@ -614,9 +604,7 @@ def expect_json(document: Any) -> Mapping[str, Any]:
     """
     refuse_nothing(document)
     if not isinstance(document, Mapping):
-        raise TEXTS.wrong(
-            "judge", "no dictionary", a_kind=a_or_an(type(document).__name__), kind=type(document).__name__
-        )
+        raise TEXTS.wrong("judge", "no dictionary", kind=kind_of(document))
     try:
         json.dumps(document)
     except (TypeError, ValueError) as error:
@@ -755,7 +743,7 @@ def _refuse_other_ranks(groups: list[tuple[int, ...]], ranks: int) -> None:
 
 
 def _no_groups(result: Any) -> str:
-    return str(TEXTS.sentence("judge", "no groups", result=shown(result)))
+    return TEXTS.say("judge", "no groups", result=shown(result))
 
 
 def _whole(number: Any, names: str) -> int:

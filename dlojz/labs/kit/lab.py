@@ -200,11 +200,7 @@ class LabProgress:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(self._path, json.dumps(content, indent=1) + "\n")
         except OSError as error:
-            return say(
-                en=f"Your progress could not be saved in {self._path.parent} ({error.strerror}); the answer stands.",
-                fr=f"Votre progression n’a pas pu être enregistrée dans {self._path.parent} ({error.strerror}) ; "
-                "la réponse reste acquise.",
-            )
+            return TEXTS.say("progress", "not saved", folder=self._path.parent, reason=error.strerror)
         return None
 
 
@@ -268,12 +264,7 @@ def environment() -> list[str]:
         )
         checks = json.loads(answer.stdout)["checks"]
     except (OSError, subprocess.TimeoutExpired, ValueError, KeyError) as error:
-        return [
-            say(
-                en=f"`dlojz doctor` gave no answer ({type(error).__name__}): run it in a terminal.",
-                fr=f"`dlojz doctor` n’a pas répondu ({type(error).__name__}) : lancez-le dans un terminal.",
-            )
-        ]
+        return [TEXTS.say("lab", "no answer of the doctor", error=type(error).__name__)]
     lines = [f"✓ {'python':<10} {sys.version.split()[0]}"]
     for check in checks:
         if check["name"] in _SHOWN or check["state"] != "ok":
@@ -289,7 +280,7 @@ def _label(name: str) -> str:
 
 
 def _tell(state: State, key: str, **values: object) -> None:
-    show(Verdict(state, str(TEXTS.sentence("lab", key, **values))))
+    show(Verdict(state, TEXTS.say("lab", key, **values)))
 
 
 class Lab:
@@ -412,10 +403,7 @@ class Lab:
             self._progress.predicted(prediction_id, predicted, float(value))
         verdict = prediction.compare(predicted, value)
         if is_earlier and value is not None:
-            earlier = say(
-                en="Your prediction from an earlier session of the notebook:",
-                fr="Votre prédiction d’une session précédente du notebook :",
-            )
+            earlier = TEXTS.say("lab", "an earlier prediction")
             verdict = replace(verdict, message=f"{earlier}\n{verdict.message}")
         show(verdict)
 
@@ -432,12 +420,7 @@ class Lab:
             print(f"  {mark} {exercise.id:<22} {exercise.title}{score_text}")
         # Challenges do not count.
         finished = sum(exercise.id in moments for exercise in exercises)
-        print(
-            say(
-                en=f"{finished} of {len(exercises)} exercises done.",
-                fr=f"Exercices réussis : {finished} sur {len(exercises)}.",
-            )
-        )
+        print(TEXTS.say("progress", "exercises done", finished=finished, count=len(exercises)))
 
     def checked_before(self, moment: datetime | None) -> str | None:
         """The exercise that was checked last before a moment, here or, if right, before the kernel was restarted.
@@ -578,10 +561,7 @@ class Difference:
         )
 
     def _title(self) -> str:
-        return say(
-            en=f"Exercise “{self.exercise}” of {visible(self.notebook)}",
-            fr=f"Exercice « {self.exercise} » de {visible(self.notebook)}",
-        )
+        return TEXTS.say("difference", "heading", exercise=self.exercise, notebook=visible(self.notebook))
 
     @staticmethod
     def _titles() -> tuple[str, str]:
@@ -589,10 +569,7 @@ class Difference:
 
     @staticmethod
     def _still_to_do() -> str:
-        return say(
-            en="This exercise is still to do: the solution is more useful after a try of your own.",
-            fr="Cet exercice reste à faire : la solution sert davantage après un essai de votre part.",
-        )
+        return TEXTS.say("difference", "still to do")
 
 
 def diff(exercise: str, notebook: str | Path | None = None, *, root: Path | None = None) -> Difference:

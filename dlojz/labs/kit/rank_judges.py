@@ -466,7 +466,7 @@ def _raised(ranks: list[int], rank: int, error: ForkedError, size: int) -> str:
 def _ended(ranks: list[int], error: ForkedError) -> str:
     en, fr, several = listed(ranks, french=False), listed(ranks, french=True), len(ranks) > 1
     if error.kind == "time":
-        return str(TEXTS.sentence("ranks", "no answer in time", message=error.message, en=en, fr=with_article(fr)))
+        return TEXTS.say("ranks", "no answer in time", message=error.message, en=en, fr=with_article(fr))
     return say(
         en=f"The process of {en} ended without an answer (exit code {error.message}): your function left by os._exit, "
         "exceeded a limit, or crashed.",
@@ -487,20 +487,17 @@ NO_BIAS = Said("The bias is never added.", "Le biais n’est jamais ajouté.")
 NO_OFFSET = TEXTS.sentence("ranks", "no offset")
 
 
-def only(
-    values: Callable[..., Mapping[str, Tensor]], names: Iterable[str] | Mapping[str, str], *options: Any
-) -> Values:
+def only(values: Callable[..., Mapping[str, Tensor]], names: Iterable[str] | Mapping[str, str]) -> Values:
     """Take some of the results that ranks would hold.
 
     Args:
         values: gives results by name.
         names: of the results that are compared; a mapping gives, for each, the name under which `values` has it.
-        options: handed on to `values` after rank, size and seed.
     """
     sources = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
 
     def taken(rank: int, size: int, seed: int) -> Mapping[str, Tensor]:
-        results = values(rank, size, seed, *options)
+        results = values(rank, size, seed)
         return {name: results[source] for name, source in sources.items()}
 
     return taken

@@ -156,6 +156,21 @@ def _code(text: str, metadata: dict[str, Any], location: str) -> Code:
     return Code(text, name, tags, stub)
 
 
+def empty_notebook(**description: str) -> Any:
+    """A notebook without cells; what describes it stands in its metadata, under `dlojz`."""
+    import nbformat.v4
+
+    notebook = nbformat.v4.new_notebook(
+        metadata={
+            "dlojz": description,
+            "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+            "language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"},
+        }
+    )
+    notebook.nbformat_minor = 5
+    return notebook
+
+
 def compose(source: LabSource, language: Language, *, student: bool) -> Any:
     """The notebook of a lab in one language, without outputs.
 
@@ -164,14 +179,7 @@ def compose(source: LabSource, language: Language, *, student: bool) -> Any:
     """
     import nbformat.v4
 
-    notebook = nbformat.v4.new_notebook(
-        metadata={
-            "dlojz": {"lab": source.number, "language": language, "source": source.path.name},
-            "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
-            "language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"},
-        }
-    )
-    notebook.nbformat_minor = 5
+    notebook = empty_notebook(lab=source.number, language=language, source=source.path.name)
     anchor, offset = "start", 0
     for cell in source.cells:
         if isinstance(cell, Code) and cell.name:

@@ -5,7 +5,7 @@ Each reference is what the package itself computes with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dlojz.config.layout import Layout
@@ -73,25 +73,8 @@ RING_BYTES = TEXTS.exercise(
 
 
 def _largest_gap(losses: Sequence[float], reference: Sequence[float]) -> float:
-    return _over(losses, reference, reference)
-
-
-def _over(losses: Sequence[float], reference: Sequence[float], divisors: Sequence[float]) -> float:
-    steps = zip(losses, reference, divisors, strict=True)
     # The largest over the steps, not the mean: one step that differs is another training.
-    return max(abs(loss - right) / abs(divisor) for loss, right, divisor in steps)
-
-
-def _loss_curves() -> Iterator[tuple[list[float], list[float]]]:
-    # The largest gap lies in the middle, at the start, at the end; above the reference, and below it.
-    yield [2.0, 1.5, 0.5], [2.0, 1.2, 0.5]
-    yield [1.0, 3.0, 2.0, 2.0], [2.0, 2.5, 2.0, 2.5]
-    yield [0.9, 0.8], [1.2, 0.5]
-    yield [2.3, 2.2], [2.3, 2.2]
-    yield [1.2, 1.9], [1.6, 2.0]
-    # Small ones: rounding them away would make different trainings the same.
-    yield [2.0, 1 + 2**-14], [2.0, 1.0]
-    yield [4.0 + 2**-13, 2.0], [4.0, 2.0]
+    return max(abs(loss - right) / abs(right) for loss, right in zip(losses, reference, strict=True))
 
 
 def _refuse_other_lengths(answer: Callable[..., Any]) -> None:
@@ -109,36 +92,28 @@ def _refuse_other_lengths(answer: Callable[..., Any]) -> None:
 SAME_TRAINING = TEXTS.exercise(
     "same-training",
     _largest_gap,
-    cases=_loss_curves,
+    cases=(
+        # The largest gap lies in the middle, at the start, at the end; above the reference, and below it.
+        ([2.0, 1.5, 0.5], [2.0, 1.2, 0.5]),
+        ([1.0, 3.0, 2.0, 2.0], [2.0, 2.5, 2.0, 2.5]),
+        ([0.9, 0.8], [1.2, 0.5]),
+        ([2.3, 2.2], [2.3, 2.2]),
+        ([1.2, 1.9], [1.6, 2.0]),
+        # Small ones: rounding them away would make different trainings the same.
+        ([2.0, 1 + 2**-14], [2.0, 1.0]),
+        ([4.0 + 2**-13, 2.0], [4.0, 2.0]),
+    ),
     mistakes={
-        "you look at the last step only": lambda losses, reference: (
-            abs(losses[-1] - reference[-1]) / abs(reference[-1])
-        ),
-        "absolute gap in place of the relative one": lambda losses, reference: max(
-            abs(a - b) for a, b in zip(losses, reference, strict=True)
-        ),
-        "without an absolute value": lambda losses, reference: max(
-            (a - b) / b for a, b in zip(losses, reference, strict=True)
-        ),
-        "you add the gaps of all steps": lambda losses, reference: sum(
-            abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=True)
-        ),
-        "you take the smallest gap": lambda losses, reference: min(
-            abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=True)
-        ),
-        "largest absolute gap over the largest loss": lambda losses, reference: _over(
-            losses, reference, [max(reference)] * len(reference)
-        ),
-        "you divide every gap by the first loss": lambda losses, reference: _over(
-            losses, reference, [reference[0]] * len(reference)
-        ),
-        "you round the gap": lambda losses, reference: max(
-            abs(round(a / b - 1, 3)) for a, b in zip(losses, reference, strict=True)
-        ),
-        "you divide by your own loss": lambda losses, reference: _largest_gap(reference, losses),
-        "you average the gaps of all steps": lambda losses, reference: (
-            sum(abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=True)) / len(losses)
-        ),
+        "you look at the last step only": "zip(losses, reference, → zip(losses[-1:], reference[-1:],",
+        "absolute gap in place of the relative one": "/ abs(right) →",
+        "without an absolute value": "abs(loss - right) / abs(right) → (loss - right) / right",
+        "you add the gaps of all steps": "max → sum",
+        "you take the smallest gap": "max → min",
+        "largest absolute gap over the largest loss": "/ abs(right) → / max(reference)",
+        "you divide every gap by the first loss": "/ abs(right) → / reference[0]",
+        "you round the gap": "abs(loss - right) / abs(right) → abs(round(loss / right - 1, 3))",
+        "you divide by your own loss": "/ abs(right) → / abs(loss)",
+        "you average the gaps of all steps": "max → 1 / len(losses) * sum",
     },
     then=_refuse_other_lengths,
 )

@@ -9,7 +9,7 @@ Shape suffixes: T tokens, D width, N heads, H = D / N; C channels, H and W pixel
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -42,29 +42,10 @@ def _queries() -> Iterator[tuple[Any, ...]]:
     yield tuple(30 * tensor for tensor in random_tensors((6, 4), (6, 4), (6, 4), seed=3))
 
 
-def _scores(scale: Callable[[int], float], dim: int | None = -1) -> Callable[..., Any]:
-    def way(q_TD: Any, k_TD: Any, v_TD: Any) -> Any:
-        # (T queries, D) @ (D, T keys): one row per query.
-        scores_TT = q_TD @ k_TD.T / scale(q_TD.shape[-1])
-        return (scores_TT if dim is None else scores_TT.softmax(dim)) @ v_TD
-
-    return way
-
-
-def _by_root_of_tokens(operand_index: int) -> Callable[..., Any]:
-    """Scores divided by the root of the number of queries (0) or of keys (1)."""
-    return lambda q, k, v: (q @ k.T / math.sqrt(len((q, k)[operand_index]))).softmax(-1) @ v
-
-
-def _lower_scores(q_TD: Any, k_TD: Any, v_TD: Any) -> Any:
-    """Scores of later keys are 0, whose exponential still counts."""
-    return (q_TD @ k_TD.T / math.sqrt(q_TD.shape[-1])).tril().softmax(-1) @ v_TD
-
-
-def _causal(q_TD: Any, k_TD: Any, v_TD: Any) -> Any:
-    # (T, D) @ (D, T); keys after the query get -inf, which the softmax turns into 0.
+def _attended(q_TD: Any, k_TD: Any, v_TD: Any) -> Any:
+    """The same, written out: what the usual mistakes change."""
     scores_TT = q_TD @ k_TD.T / math.sqrt(q_TD.shape[-1])
-    return scores_TT.masked_fill(scores_TT.new_ones(scores_TT.shape).tril() == 0, -math.inf).softmax(-1) @ v_TD
+    return scores_TT.softmax(-1) @ v_TD
 
 
 ATTENTION = TEXTS.exercise(
@@ -72,24 +53,28 @@ ATTENTION = TEXTS.exercise(
     attention,
     cases=_queries,
     leaves={index: Said(name, name) for index, name in enumerate(("q", "k", "v"))},
+    source=(_attended,),
     mistakes={
-        "the scores are not divided by √D": _scores(lambda width: 1.0),
-        "the scores are divided by D": _scores(float),
-        "the scores are multiplied by √D": _scores(lambda width: 1 / math.sqrt(width)),
-        "the softmax runs over the queries": _scores(math.sqrt, dim=0),
-        "the softmax is missing": _scores(math.sqrt, dim=None),
-        "attention weights without the values": lambda q, k, v: (q @ k.T / math.sqrt(q.shape[-1])).softmax(-1),
-        "you divide by the square root of the number of tokens": tuple(
-            _by_root_of_tokens(operand_index) for operand_index in (0, 1)
+        "the scores are not divided by √D": "/ math.sqrt(q_TD.shape[-1]) →",
+        "the scores are divided by D": "math.sqrt(q_TD.shape[-1]) → q_TD.shape[-1]",
+        "the scores are multiplied by √D": "/ math.sqrt → * math.sqrt",
+        "the softmax runs over the queries": "softmax(-1) → softmax(0)",
+        "the softmax is missing": ".softmax(-1) →",
+        "attention weights without the values": "@ v_TD →",
+        "you divide by the square root of the number of tokens": (
+            "q_TD.shape[-1] → len(q_TD)",
+            "q_TD.shape[-1] → len(k_TD)",
         ),
-        "each query takes the value of its best key": lambda q, k, v: v[(q @ k.T).argmax(-1)],
-        "your scores are masked by position": (_lower_scores, _causal),
-        "you divide after the softmax": lambda q, k, v: (q @ k.T).softmax(-1) @ v / math.sqrt(q.shape[-1]),
-        "one softmax runs over all scores together": lambda q, k, v: (
-            (q @ k.T / math.sqrt(q.shape[-1])).flatten().softmax(0).view(len(q), -1) @ v
+        "each query takes the value of its best key": "scores_TT.softmax(-1) @ v_TD → v_TD[scores_TT.argmax(-1)]",
+        # Scores of later keys are 0, whose exponential still counts, or −∞, which the softmax turns into 0.
+        "your scores are masked by position": (
+            "scores_TT.softmax → scores_TT.tril().softmax",
+            "scores_TT.softmax → (scores_TT + torch.full_like(scores_TT, -math.inf).triu(1)).softmax",
         ),
-        "sigmoid in place of the softmax": lambda q, k, v: (q @ k.T / math.sqrt(q.shape[-1])).sigmoid() @ v,
-        "you take the mean of the keys": lambda q, k, v: attention(q, k, k),
+        "you divide after the softmax": "/ math.sqrt(q_TD.shape[-1]) →; @ v_TD → @ v_TD / math.sqrt(q_TD.shape[-1])",
+        "one softmax runs over all scores together": "softmax(-1) → flatten().softmax(0).view_as(scores_TT)",
+        "sigmoid in place of the softmax": "softmax(-1) → sigmoid()",
+        "you take the mean of the keys": "@ v_TD → @ k_TD",
     },
 )
 
@@ -121,62 +106,37 @@ def _projections() -> Iterator[tuple[Any, ...]]:
         yield (*random_tensors((tokens, width), (width, 3 * width), (width, width), seed=seed), num_heads)
 
 
-def _reshaped_only(x_TD: Any, qkv_DE: Any, out_DD: Any, num_heads: int) -> Any:
-    tokens, width = x_TD.shape
-    q, k, v = (part.reshape(num_heads, tokens, width // num_heads) for part in (x_TD @ qkv_DE).chunk(3, -1))
-    return _concatenate(_weights(q, k, q.shape[-1]) @ v) @ out_DD
-
-
-def _scaled_by(scale: Callable[[Any, int], float]) -> Callable[..., Any]:
-    def way(x_TD: Any, qkv_DE: Any, out_DD: Any, num_heads: int) -> Any:
-        q, k, v = (part.unflatten(-1, (num_heads, -1)).transpose(0, 1) for part in (x_TD @ qkv_DE).chunk(3, -1))
-        return _concatenate(_weights(q, k, scale(x_TD, num_heads)) @ v) @ out_DD
-
-    return way
-
-
-def _cut(spelled: str, *order: int) -> Callable[..., Any]:
-    """The columns of the projection read as another grid, of parts (p), heads (n) and columns of a head (h)."""
-
-    def way(x_TD: Any, qkv_DE: Any, out_DD: Any, num_heads: int) -> Any:
-        sizes = {"p": 3, "n": num_heads, "h": x_TD.shape[-1] // num_heads}
-        # (T, 3D) as four dimensions, T first; the letters say which of the other three is parts, heads or columns.
-        grid = (x_TD @ qkv_DE).unflatten(-1, [sizes[letter] for letter in spelled])
-        parts = grid.permute(*(1 + spelled.index(letter) for letter in "pn"), 0, 1 + spelled.index("h"))
-        q, k, v = (parts[part_index] for part_index in order)
-        return _concatenate(_weights(q, k, q.shape[-1]) @ v) @ out_DD
-
-    return way
-
-
-def _strided(x_TD: Any, qkv_DE: Any, out_DD: Any, num_heads: int) -> Any:
-    """Heads of every N-th column, laid out in the same way."""
-    q, k, v = (part.unflatten(-1, (-1, num_heads)).permute(2, 0, 1) for part in (x_TD @ qkv_DE).chunk(3, -1))
-    return (_weights(q, k, q.shape[-1]) @ v).permute(1, 2, 0).flatten(1) @ out_DD
-
+_CUT = "part.unflatten(-1, (num_heads, -1)).transpose(0, 1)"
+_JOINED = "heads_NTH.transpose(0, 1).flatten(1)"
 
 MULTI_HEAD = TEXTS.exercise(
     "multi-head",
     multi_head,
     cases=_projections,
     leaves={index: Said(name, name) for index, name in enumerate(("x", "qkv", "out"))},
+    source=(multi_head, _heads, _weights, _concatenate),
     mistakes={
-        "this is one head of width D": lambda x, qkv, out_DD, n: multi_head(x, qkv, out_DD, 1),
-        "the reshape mixes tokens and heads": _reshaped_only,
-        "you cut the columns head by head": _cut("nph", 0, 1, 2),
-        "a head takes every N-th column": tuple(strided_heads for strided_heads in (_cut("phn", 0, 1, 2), _strided)),
-        "you average the heads": lambda x, qkv, out_DD, n: _heads(x, qkv, n).mean(0).repeat(1, n) @ out_DD,
-        "you cut into two heads whatever num_heads is": lambda x, qkv, out_DD, n: multi_head(x, qkv, out_DD, 2),
-        "queries and keys are swapped": _cut("pnh", 1, 0, 2),
-        "the scores are not divided by √H": _scaled_by(lambda x, heads: 1.0),
-        "scores divided by √ of the number of heads": _scaled_by(lambda x, heads: heads),
-        "the output projection is transposed": lambda x, qkv, out_DD, n: _concatenate(_heads(x, qkv, n)) @ out_DD.T,
-        "the scores are divided by √D": _scaled_by(lambda x, heads: x.shape[-1]),
-        "the heads are joined without transposing back": lambda x_TD, qkv_DE, out_DD, heads: (
-            _heads(x_TD, qkv_DE, heads).reshape(x_TD.shape) @ out_DD
+        "this is one head of width D": "(num_heads, -1) → (1, -1)",
+        "the reshape mixes tokens and heads": f"{_CUT} → part.reshape(num_heads, len(x_TD), -1)",
+        "you cut the columns head by head": (
+            f"({_CUT} for part in (x_TD @ qkv_DE).chunk(3, -1)) → "
+            "(x_TD @ qkv_DE).unflatten(-1, (num_heads, 3, -1)).permute(2, 1, 0, 3)"
         ),
-        "the output projection is missing": lambda x, qkv, out_DD, n: _concatenate(_heads(x, qkv, n)),
-        "you add the heads": lambda x, qkv, out_DD, n: (_heads(x, qkv, n).sum(0).repeat(1, n)) @ out_DD,
+        "a head takes every N-th column": (
+            f"{_CUT} → part.unflatten(-1, (-1, num_heads)).permute(2, 0, 1)",
+            f"{_CUT} → part.unflatten(-1, (-1, num_heads)).permute(2, 0, 1); "
+            "heads_NTH.transpose(0, 1) → heads_NTH.permute(1, 2, 0)",
+        ),
+        "you average the heads": f"{_JOINED} → heads_NTH.mean(0).repeat(1, len(heads_NTH))",
+        "you cut into two heads whatever num_heads is": "(num_heads, -1) → (2, -1)",
+        "queries and keys are swapped": "q_NTH, k_NTH, v_NTH = → k_NTH, q_NTH, v_NTH =",
+        "the scores are not divided by √H": "/ math.sqrt(scale) →",
+        "scores divided by √ of the number of heads": "k_NTH, q_NTH.shape[-1]) → k_NTH, num_heads)",
+        "the output projection is transposed": "@ out_DD → @ out_DD.T",
+        "the scores are divided by √D": "k_NTH, q_NTH.shape[-1]) → k_NTH, x_TD.shape[-1])",
+        "the heads are joined without transposing back": f"{_JOINED} → heads_NTH.reshape(heads_NTH.shape[1], -1)",
+        "the output projection is missing": "@ out_DD →",
+        "you add the heads": f"{_JOINED} → heads_NTH.sum(0).repeat(1, len(heads_NTH))",
     },
 )
 
@@ -242,36 +202,21 @@ ATTENTION_COST = TEXTS.exercise(
 )
 
 
-def _bias_by(row_sign: int, column_sign: int, swap: bool = False) -> Callable[[Any, int], Any]:
-    def way(table: Any, side: int) -> Any:
-        index = torch.arange(side * side)
-        row, column = index // side, index % side
-        rows = row_sign * (row[:, None] - row[None, :]) + side - 1
-        columns = column_sign * (column[:, None] - column[None, :]) + side - 1
-        # The sum with side - 1 brings the differences, -(side - 1) to side - 1, to indices from 0.
-        return table[columns, rows] if swap else table[rows, columns]
-
-    return way
-
-
 def relative_bias(table: Any, side: int) -> Any:
     """Bias of every (query, key) pair, shape (side², side²), from a table of (2 side − 1)² relative positions.
 
     Source: Dai et al. 2021 (arXiv 2106.04803), equation 3: w_{i−j}; equal to that of `dlojz.models.coatnet` (tested).
     """
-    return _bias_by(1, 1)(table, side)
+    index = torch.arange(side * side)
+    row, column = index // side, index % side
+    # Differences run from -(side - 1) to side - 1; with side - 1 added they are indices.
+    rows, columns = (place[:, None] - place[None, :] + side - 1 for place in (row, column))
+    return table[rows, columns]
 
 
 def _tables() -> Iterator[tuple[Any, int]]:
     for side, seed in ((3, 12), (4, 13), (2, 14)):
         yield random_tensors((2 * side - 1, 2 * side - 1), seed=seed)[0], side
-
-
-def _at(table: Any, side: int, index_of: Callable[[Any], Any]) -> Any:
-    """The table read at places made from the offsets of rows and of columns."""
-    index = torch.arange(side * side)
-    row, column = index // side, index % side
-    return table[index_of(row[:, None] - row[None, :]), index_of(column[:, None] - column[None, :])]
 
 
 RELATIVE_BIAS = TEXTS.exercise(
@@ -280,19 +225,17 @@ RELATIVE_BIAS = TEXTS.exercise(
     cases=_tables,
     leaves={0: Said("the table", "la table")},
     mistakes={
-        "the sign is reversed": _bias_by(-1, -1),
-        "rows and columns are swapped": _bias_by(1, 1, swap=True),
-        "you take the distance, without its sign": lambda table, side: _at(table, side, abs),
-        "the indices are one too small": lambda table, side: _at(table, side, lambda offset: offset + side - 2),
-        "you add the positions of query and key": lambda table, side: relative_bias(table, side).flip(1),
-        "you return the table": lambda table, side: table,
-        "only the difference of rows counts": lambda table, side: relative_bias(
-            table[:, side - 1 :][:, :1].expand(table.shape), side
+        "the sign is reversed": "return table → return table.flip(0, 1)",
+        "rows and columns are swapped": "[rows, columns] → [columns, rows]",
+        "you take the distance, without its sign": (
+            "[rows, columns] → [(rows - side + 1).abs(), (columns - side + 1).abs()]"
         ),
-        "side − 1 is not added to the differences": lambda table, side: _at(table, side, lambda offset: offset),
-        "every query gets the same row": lambda table, side: (
-            table[:side, :side].reshape(-1)[None].expand(side * side, -1)
-        ),
+        "the indices are one too small": "[rows, columns] → [rows - 1, columns - 1]",
+        "you add the positions of query and key": "[rows, columns] → [rows, columns].flip(1)",
+        "you return the table": "[rows, columns] →",
+        "only the difference of rows counts": "[rows, columns] → [rows, side - 1]",
+        "side − 1 is not added to the differences": "[rows, columns] → [rows - side + 1, columns - side + 1]",
+        "every query gets the same row": "[rows, columns] → [:side, :side].reshape(1, -1).expand(side * side, -1)",
     },
 )
 
@@ -312,32 +255,29 @@ def _images() -> Iterator[tuple[Any, int]]:
         yield random_tensors((channels, height, width), seed=seed)[0], patch
 
 
-def _tiles(image_CHW: Any, patch: int) -> Any:
-    """(C, rows, patch, columns, patch)."""
+def _tiled(image_CHW: Any, patch: int) -> Any:
+    """The same, by reshaping: what the usual mistakes change."""
     channels, height, width = image_CHW.shape
-    return image_CHW.reshape(channels, height // patch, patch, width // patch, patch)
+    tiles = image_CHW.reshape(channels, height // patch, patch, width // patch, patch)
+    # (rows, columns, C, patch, patch)
+    return tiles.permute(1, 3, 0, 2, 4).flatten(2).flatten(0, 1)
 
 
 PATCHES = TEXTS.exercise(
     "patches",
     cut_in_patches,
     cases=_images,
+    source=(_tiled,),
     mistakes={
-        "a reshape alone, runs of pixels in place of squares": lambda image, patch: image.reshape(
-            -1, image.shape[0] * patch**2
+        "a reshape alone, runs of pixels in place of squares": (
+            "permute(1, 3, 0, 2, 4).flatten(2).flatten(0, 1) → reshape(-1, channels * patch**2)"
         ),
-        "the patches come column by column": lambda image, patch: (
-            _tiles(image, patch).permute(3, 1, 0, 2, 4).flatten(2).flatten(0, 1)
+        "the patches come column by column": "permute(1, 3, → permute(3, 1,",
+        "each row mixes pieces of several patches": (
+            "permute(1, 3, 0, 2, 4).flatten(2).flatten(0, 1) → transpose(2, 3).reshape(-1, channels * patch**2)"
         ),
-        "each row mixes pieces of several patches": lambda image, patch: (
-            _tiles(image, patch).transpose(2, 3).reshape(-1, len(image) * patch**2)
-        ),
-        "within a patch the channels come last": lambda image, patch: (
-            _tiles(image, patch).permute(1, 3, 2, 4, 0).flatten(2).flatten(0, 1)
-        ),
-        "each patch is transposed": lambda image, patch: (
-            _tiles(image, patch).permute(1, 3, 0, 4, 2).flatten(2).flatten(0, 1)
-        ),
+        "within a patch the channels come last": "0, 2, 4) → 2, 4, 0)",
+        "each patch is transposed": "0, 2, 4) → 0, 4, 2)",
         "your patches overlap": lambda image_CHW, patch: F.unfold(image_CHW[None], patch)[0].T,
         "only the first channel is there": lambda image, patch: cut_in_patches(image[:1], patch),
         "one patch per row is expected": lambda image, patch: cut_in_patches(image, patch).T,
@@ -369,39 +309,27 @@ TOKENS = TEXTS.exercise(
         3: Said("the positions", "les positions"),
     },
     mistakes={
-        "the class token stands at the end": lambda patches_PE, projection_ED, class_token_D, position_TD: (
-            torch.cat((patches_PE @ projection_ED, class_token_D[None])) + position_TD
+        "the class token stands at the end": (
+            "(class_token_D[None], patches_PE @ projection_ED) → (patches_PE @ projection_ED, class_token_D[None])"
         ),
-        "the class token has got no position": lambda patches_PE, projection_ED, class_token_D, position_TD: torch.cat(
-            (class_token_D[None], patches_PE @ projection_ED + position_TD[1:])
+        "the class token has got no position": "projection_ED)) + position_TD → projection_ED + position_TD[1:]))",
+        "patches take positions 0 to P − 1": "projection_ED)) + position_TD → projection_ED + position_TD[:-1]))",
+        "you take the positions away": "+ position_TD → - position_TD",
+        "the class token is missing": (
+            "torch.cat((class_token_D[None], patches_PE @ projection_ED)) + position_TD → "
+            "patches_PE @ projection_ED + position_TD[1:]"
         ),
-        "patches take positions 0 to P − 1": lambda patches_PE, projection_ED, class_token_D, position_TD: torch.cat(
-            (class_token_D[None], patches_PE @ projection_ED + position_TD[:-1])
+        "every token gets the first position": "+ position_TD → + position_TD[:1]",
+        "positions rolled by one, the last comes first": "+ position_TD → + position_TD.roll(1, 0)",
+        "you multiply by the positions": "+ position_TD → * position_TD",
+        "zeros in place of the class token": "class_token_D[None] → 0 * class_token_D[None]",
+        "you add the class token to every patch": (
+            "torch.cat((class_token_D[None], patches_PE @ projection_ED)) + position_TD → "
+            "patches_PE @ projection_ED + class_token_D + position_TD[1:]"
         ),
-        "you take the positions away": lambda patches, projection, token, position: embed(
-            patches, projection, token, -position
+        "the class token alone gets its position": (
+            "+ position_TD →; class_token_D[None] → (class_token_D + position_TD[0])[None]"
         ),
-        "the class token is missing": lambda patches, projection, token, position: patches @ projection + position[1:],
-        "every token gets the first position": lambda patches, projection, token, position: embed(
-            patches, projection, token, position[:1]
-        ),
-        "positions rolled by one, the last comes first": lambda patches, projection, token, position: embed(
-            patches, projection, token, position.roll(1, 0)
-        ),
-        "you multiply by the positions": lambda patches, projection, token, position: (
-            embed(patches, projection, token, position * 0) * position
-        ),
-        "zeros in place of the class token": lambda patches, projection, token, position: embed(
-            patches, projection, token * 0, position
-        ),
-        "you add the class token to every patch": lambda patches, projection, token, position: (
-            patches @ projection + token + position[1:]
-        ),
-        "the class token alone gets its position": lambda patches_PE, projection_ED, class_token_D, position_TD: (
-            torch.cat(((class_token_D + position_TD[0])[None], patches_PE @ projection_ED))
-        ),
-        "the positions are missing": lambda patches, projection, token, position: embed(
-            patches, projection, token, position * 0
-        ),
+        "the positions are missing": "+ position_TD →",
     },
 )

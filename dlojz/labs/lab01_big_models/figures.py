@@ -5,8 +5,10 @@ Each figure tells in words (its `alt`) what it shows.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,11 +33,13 @@ from dlojz.display.style import (
     VERMILION,
     category_label,
 )
-from dlojz.labs.kit.exercise import or_to_do
-from dlojz.labs.kit.figures import answered, labelled, panel
+from dlojz.labs.kit.exercise import Sentences, or_to_do
+from dlojz.labs.kit.figures import answered, labelled, open_figure, panel
 from dlojz.labs.lab01_big_models.exercises import attention_multiply_adds
 from dlojz.prediction import predict
 from dlojz.running.run import Run
+
+TEXTS = Sentences(Path(__file__).with_suffix(".md"))
 
 GIB = 2**30
 # Memory that NVIDIA's data sheets give for the GPUs of Jean Zay's partitions, in GiB as the driver reports them.
@@ -51,18 +55,9 @@ class Published:
     image_size: int
 
 
-# Dai et al. 2021 (arXiv 2106.04803v2), tables 4, 5 and 12. CoAtNet-0 to 2: the rows "strided DConv", which is the
-# variant of `dlojz.models`; for the others the paper gives no such row.
-COATNET = {
-    "coatnet_0": Published(parameters=25e6, multiply_adds=4.6e9, image_size=224),
-    "coatnet_1": Published(parameters=42e6, multiply_adds=8.8e9, image_size=224),
-    "coatnet_2": Published(parameters=75e6, multiply_adds=16.6e9, image_size=224),
-    "coatnet_3": Published(parameters=168e6, multiply_adds=34.7e9, image_size=224),
-    "coatnet_4": Published(parameters=275e6, multiply_adds=189.5e9, image_size=384),
-    "coatnet_5": Published(parameters=688e6, multiply_adds=812e9, image_size=512),
-    "coatnet_6": Published(parameters=1.47e9, multiply_adds=1521e9, image_size=512),
-    "coatnet_7": Published(parameters=2.44e9, multiply_adds=2586e9, image_size=512),
-}
+_PAPERS = tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
+COATNET = {name: Published(**row) for name, row in _PAPERS["coatnet"].items()}
+VIT_PARAMETERS_M: dict[str, float] = _PAPERS["vit_parameters_m"]
 
 
 @dataclass(frozen=True)
@@ -81,31 +76,7 @@ class Accuracy:
         return published.parameters / 1e6 if published else VIT_PARAMETERS_M[self.model]
 
 
-# CoAtNet: Dai et al. 2021 (arXiv 2106.04803v2), tables 4, 5 and 12, the best image size of each model. ViT: Dosovitskiy
-# et al. 2021 (arXiv 2010.11929), table 5, at 384²; H/14 at 518² and G/14 as the CoAtNet paper lists them.
-ACCURACIES = (
-    Accuracy("CoAtNet-0", "ImageNet-1K", 13.4, 83.9),
-    Accuracy("CoAtNet-1", "ImageNet-1K", 27.4, 85.1),
-    Accuracy("CoAtNet-2", "ImageNet-1K", 96.7, 85.9),
-    Accuracy("CoAtNet-3", "ImageNet-1K", 203.1, 86.0),
-    Accuracy("CoAtNet-2", "ImageNet-21K", 96.7, 87.3),
-    Accuracy("CoAtNet-3", "ImageNet-21K", 203.1, 87.9),
-    Accuracy("CoAtNet-4", "ImageNet-21K", 360.9, 88.1),
-    Accuracy("CoAtNet-3", "JFT-300M", 214, 88.81),
-    Accuracy("CoAtNet-4", "JFT-300M", 361, 89.11),
-    Accuracy("CoAtNet-5", "JFT-300M", 812, 89.77),
-    Accuracy("CoAtNet-6", "JFT-3B", 1521, 90.45),
-    Accuracy("CoAtNet-7", "JFT-3B", 2586, 90.88),
-    Accuracy("ViT-B/16", "ImageNet-1K", 55.4, 77.91),
-    Accuracy("ViT-L/16", "ImageNet-1K", 190.7, 76.53),
-    Accuracy("ViT-B/16", "ImageNet-21K", 55.4, 83.97),
-    Accuracy("ViT-L/16", "ImageNet-21K", 190.7, 85.15),
-    Accuracy("ViT-B/16", "JFT-300M", 55.4, 84.15),
-    Accuracy("ViT-L/16", "JFT-300M", 190.7, 87.12),
-    Accuracy("ViT-H/14", "JFT-300M", 1021, 88.55),
-    Accuracy("ViT-G/14", "JFT-3B", 5160, 90.45),
-)
-VIT_PARAMETERS_M = {"ViT-B/16": 86.0, "ViT-L/16": 304.0, "ViT-H/14": 632.0, "ViT-G/14": 1843.0}
+ACCURACIES = tuple(Accuracy(*row) for row in _PAPERS["accuracies"]["rows"])
 PRE_TRAININGS = {"ImageNet-1K": "-", "ImageNet-21K": "--", "JFT-300M": "-.", "JFT-3B": ":"}
 
 
@@ -141,10 +112,7 @@ def coatnet_table() -> CoatnetTable:
         PublishedLine(name, models.describe(name, published.image_size), published)
         for name, published in COATNET.items()
     )
-    heads = titles(
-        en="model; image; parameters (M); paper; gap; multiply-adds (G); paper; gap",
-        fr="modèle; image; paramètres (M); article; écart; mult.-additions (G); article; écart",
-    )
+    heads = titles(*TEXTS.sentence("coatnet table", "heads"))
     rows = tuple(
         (
             line.name,
@@ -184,14 +152,7 @@ def patches(cut: Callable[[Any, int], Any], image_CHW: Any, patch: int) -> LabFi
     patches_PE = cut(image_CHW, patch)
     channels, height, width = image_CHW.shape
     rows, columns = height // patch, width // patch
-    figure = new_figure(
-        8.0,
-        3.6,
-        alt=say(
-            en=f"An image of {height} × {width} pixels and its {len(patches_PE)} patches, numbered in their order.",
-            fr=f"Une image de {height} × {width} pixels et ses {len(patches_PE)} patches, numérotés dans leur ordre.",
-        ),
-    )
+    figure = open_figure(8.0, 3.6, *TEXTS.sentence("patches", "alt", height=height, width=width, count=len(patches_PE)))
     halves = figure.add_gridspec(1, 2)
     image_half, cuts = figure.add_subfigure(halves[0]), figure.add_subfigure(halves[1])
     axes = image_half.subplots()
@@ -210,13 +171,7 @@ def patches(cut: Callable[[Any, int], Any], image_CHW: Any, patch: int) -> LabFi
 
 def attention_by_stage(width: int = 96, sides: Sequence[int] = (7, 14, 28, 56, 112)) -> LabFigure:
     """Multiply-adds of attention and of a 3 × 3 depthwise-separable convolution, by side of the feature map."""
-    axes = panel(
-        7.0,
-        3.4,
-        en="Multiply-adds by side of the feature map: the convolution grows with its area, attention with its square.",
-        fr="Multiplications-additions selon le côté de la carte : la convolution croît comme l’aire, l’attention "
-        "comme son carré.",
-    )
+    axes = panel(7.0, 3.4, *TEXTS.sentence("attention by stage", "alt"))
     attention = [attention_multiply_adds(side**2, width) / 1e9 for side in sides]
     # Per pixel: 3 × 3 = 9 products per channel in depth, then a D × D product between channels.
     convolution = [side**2 * (9 * width + width**2) / 1e9 for side in sides]
@@ -246,16 +201,7 @@ def attention_ratio(side: int, other_side: int, *, width: int) -> float:
 
 def scaling(table: CoatnetTable) -> LabFigure:
     """Parameters and multiply-adds of CoAtNet-0…7, counted and published."""
-    figure = new_figure(
-        10.0,
-        3.6,
-        alt=say(
-            en="Parameters and multiply-adds of CoAtNet-0 to 7 on logarithmic axes: counted dots in published "
-            "diamonds.",
-            fr="Paramètres et multiplications-additions de CoAtNet-0 à 7, axes logarithmiques : points comptés dans "
-            "des losanges publiés.",
-        ),
-    )
+    figure = open_figure(10.0, 3.6, *TEXTS.sentence("scaling", "alt"))
     size_axes, cost_axes = figure.subplots(1, 2)
     names = [line.name.removeprefix("coatnet_") for line in table.lines]
     counted = say(en="counted here", fr="compté ici")
@@ -289,24 +235,13 @@ def scaling(table: CoatnetTable) -> LabFigure:
 
 def accuracy() -> LabFigure:
     """Published accuracy of CoAtNet and ViT, by multiply-adds and by parameters, with what they were pre-trained on."""
-    figure = new_figure(
-        10.0,
-        4.2,
-        alt=say(
-            en="Top-1 accuracy on ImageNet by multiply-adds and by parameters: CoAtNet above ViT with each data set of "
-            "the pre-training, and both higher with larger data sets.",
-            fr="Précision top-1 sur ImageNet selon les opérations et les paramètres : CoAtNet au-dessus de ViT pour "
-            "chaque jeu de pré-entraînement, et tous deux plus haut avec de plus grands jeux.",
-        ),
-    )
+    figure = open_figure(10.0, 4.2, *TEXTS.sentence("accuracy", "alt"))
     panels = figure.subplots(1, 2, sharey=True)
     for family, colour, marker in (("CoAtNet", BLUE, "o"), ("ViT", VERMILION, "s")):
         for pre_training, line in PRE_TRAININGS.items():
             points = [row for row in ACCURACIES if row.model.startswith(family) and row.pre_training == pre_training]
             for axes, values in zip(
-                panels,
-                ([row.multiply_adds_g for row in points], [row.parameters_m for row in points]),
-                strict=True,
+                panels, ([row.multiply_adds_g for row in points], [row.parameters_m for row in points]), strict=True
             ):
                 axes.plot(
                     values,
@@ -350,16 +285,7 @@ def families(tokens: int = 5) -> LabFigure:
             joint_mask,
         ),
     )
-    figure = new_figure(
-        9.0,
-        3.6,
-        alt=say(
-            en="Masks of attention: all tokens see all in an encoder, each sees the past in a decoder; with both, the "
-            "target sees the whole source and its own past.",
-            fr="Masques d’attention : tous les tokens voient tout dans un encodeur, chacun voit le passé dans un "
-            "décodeur ; avec les deux, la cible voit toute la source et son propre passé.",
-        ),
-    )
+    figure = open_figure(9.0, 3.6, *TEXTS.sentence("families", "alt"))
     for axes, (title, mask) in zip(figure.subplots(1, 3), masks, strict=True):
         axes.imshow(mask, cmap="Greys", vmin=0, vmax=1.3)
         axes.set_title(title, fontsize=NORMAL)
@@ -380,13 +306,7 @@ def families(tokens: int = 5) -> LabFigure:
 
 def states_beside_gpus(optimizer: str = "adamw", names: Sequence[str] = tuple(COATNET)) -> LabFigure:
     """Predicted model states by category, model by model, and the memory of GPUs."""
-    axes = panel(
-        9.0,
-        4.0,
-        en="Model states of CoAtNet-0 to 7 by category in GiB, and lines at the memory of a V100, an A100 and an H100.",
-        fr="États du modèle de CoAtNet-0 à 7 par catégorie en Gio, et lignes à la mémoire d’un V100, d’un A100 et "
-        "d’un H100.",
-    )
+    axes = panel(9.0, 4.0, *TEXTS.sentence("states beside gpus", "alt"))
     labels = [name.removeprefix("coatnet_") for name in names]
     memories, show = [], bar(len(names))
     for name in names:
@@ -423,14 +343,7 @@ def bias_seen_by(bias: Callable[[Any, int], Any], table: Any, side: int) -> LabF
     """What three queries see of one table of relative positions, by the student's function."""
     bias_TT = bias(table, side)
     queries = (0, side * side // 2, side * side - 1)
-    figure = new_figure(
-        9.0,
-        2.8,
-        alt=say(
-            en="The same bump of bias, moved along with the query: at a corner, in the middle, at the other corner.",
-            fr="La même bosse de biais, déplacée avec la requête : dans un coin, au milieu, dans l’autre coin.",
-        ),
-    )
+    figure = open_figure(9.0, 2.8, *TEXTS.sentence("bias seen by", "alt"))
     for axes, query in zip(figure.subplots(1, len(queries)), queries, strict=True):
         # One row of (side², side²): the bias of every key for this query, as a map.
         bias_map = bias_TT[query].reshape(side, side)
@@ -447,8 +360,7 @@ def learning_seen(coatnet: Run, vit: Run) -> Table:
     tiny, small = models.describe("coatnet_tiny"), models.describe("vit_tiny", num_classes=10)
     return answered(
         [
-            (say(en="the loss of the last five steps is lower with CoAtNet",
-                 fr="la perte des cinq derniers pas est plus basse avec CoAtNet"),
+            (TEXTS.say("learning seen", "lower loss"),
              sum(coatnet.losses[-5:]) < sum(vit.losses[-5:])),
             (say(en="parameters, ViT / CoAtNet", fr="paramètres, ViT / CoAtNet"),
              significant(small.parameters / tiny.parameters)),

@@ -34,48 +34,33 @@ def bytes_per_parameter(precision: str, optimizer: str) -> int:
     return int(form(precision, optimizer).device_per_parameter)  # type: ignore[arg-type]
 
 
-def _variant(weights: dict[str, tuple[int, int, int]], moments: Callable[[str, str], int]) -> Callable[[str, str], int]:
-    return lambda precision, optimizer: sum(weights[precision]) + moments(precision, optimizer)
-
-
-# Bytes of weight, gradient and master copy; the moments are always in fp32.
-_RIGHT = {"fp32": (4, 4, 0), "autocast": (4, 4, 0), "bf16": (2, 2, 4), "bf16_fp32_gradients": (2, 4, 4)}
-_MOMENTS = {"sgd": 0, "momentum": 1, "adamw": 2}
-
-
-def _fp32_moments(precision: str, optimizer: str) -> int:
-    return 4 * _MOMENTS[optimizer]
+def _per_parameter(precision: str, optimizer: str) -> int:
+    weights = {"fp32": (4, 4, 0), "autocast": (4, 4, 0), "bf16": (2, 2, 4), "bf16_fp32_gradients": (2, 4, 4)}
+    weight, gradient, master = weights[precision]
+    moments = {"sgd": 0, "momentum": 1, "adamw": 2}[optimizer]
+    return weight + gradient + master + 4 * moments
 
 
 BYTES_PER_PARAMETER = TEXTS.exercise(
     "bytes-per-parameter",
     bytes_per_parameter,
     cases=lambda: product(PRECISIONS, OPTIMIZERS),
+    source=(_per_parameter,),
     mistakes={
-        "with sgd the master copy is missing": lambda precision, optimizer: (
-            bytes_per_parameter(precision, optimizer) - _RIGHT[precision][2] * (optimizer == "sgd")
-        ),
-        "the master copy is missing": _variant({name: (w, g, 0) for name, (w, g, _) in _RIGHT.items()}, _fp32_moments),
-        "moments in the precision of the weights": _variant(
-            _RIGHT, lambda precision, optimizer: _RIGHT[precision][0] * _MOMENTS[optimizer]
-        ),
-        "one moment only for AdamW": _variant(_RIGHT, lambda precision, optimizer: 4 * min(1, _MOMENTS[optimizer])),
-        "you count AdamW's two moments for every optimizer": _variant(_RIGHT, lambda precision, optimizer: 8),
-        "the gradients are missing": _variant({name: (w, 0, m) for name, (w, _, m) in _RIGHT.items()}, _fp32_moments),
-        "for bf16_fp32_gradients you count the gradient twice": _variant(
-            {**_RIGHT, "bf16_fp32_gradients": (2, 6, 4)}, _fp32_moments
-        ),
-        "the moments of the optimizer are missing": _variant(_RIGHT, lambda precision, optimizer: 0),
-        "your master copy takes 2 bytes": _variant(
-            {**_RIGHT, "bf16": (2, 2, 2), "bf16_fp32_gradients": (2, 4, 2)}, _fp32_moments
-        ),
-        "you count a master copy under autocast": _variant({**_RIGHT, "autocast": (4, 4, 4)}, _fp32_moments),
-        "one moment too many without and with momentum": _variant(
-            _RIGHT, lambda precision, optimizer: {"sgd": 4, "momentum": 8, "adamw": 8}[optimizer]
-        ),
-        "you count a bf16 copy under autocast": _variant({**_RIGHT, "autocast": (6, 4, 0)}, _fp32_moments),
-        "2-byte states alone under autocast and bf16": _variant(
-            dict.fromkeys(_RIGHT, (2, 2, 0)) | {"fp32": (4, 4, 0)}, _fp32_moments
+        "with sgd the master copy is missing": "+ master → + master * (optimizer != 'sgd')",
+        "the master copy is missing": "+ master →",
+        "moments in the precision of the weights": "4 * moments → weight * moments",
+        "one moment only for AdamW": '"adamw": 2 → "adamw": 1',
+        "you count AdamW's two moments for every optimizer": "4 * moments → 8",
+        "the gradients are missing": "+ gradient →",
+        "for bf16_fp32_gradients you count the gradient twice": "(2, 4, 4) → (2, 6, 4)",
+        "the moments of the optimizer are missing": "4 * moments → 0",
+        "your master copy takes 2 bytes": "(2, 2, 4) → (2, 2, 2); (2, 4, 4) → (2, 4, 2)",
+        "you count a master copy under autocast": '"autocast": (4, 4, 0) → "autocast": (4, 4, 4)',
+        "one moment too many without and with momentum": '"sgd": 0, "momentum": 1 → "sgd": 1, "momentum": 2',
+        "you count a bf16 copy under autocast": '"autocast": (4, 4, 0) → "autocast": (6, 4, 0)',
+        "2-byte states alone under autocast and bf16": (
+            '"autocast": (4, 4, 0) → "autocast": (2, 2, 0); (2, 2, 4) → (2, 2, 0); (2, 4, 4) → (2, 2, 0)'
         ),
     },
 )
@@ -107,36 +92,22 @@ DATA_PARALLEL_BYTES = TEXTS.exercise(
         (9_000_000, 5_000_000, 16, 2),
     ),
     mistakes={
-        "you divide the buckets by dp": lambda parameters, sample, batch, dp: (
-            16 * parameters + (4 * parameters / dp if dp > 1 else 0) + sample * batch // dp
+        "you divide the buckets by dp": "+ buckets_bytes → + buckets_bytes / dp",
+        "you divide states and buckets by dp": (
+            "16 * parameters + buckets_bytes → (16 * parameters + buckets_bytes) // dp"
         ),
-        "you divide states and buckets by dp": lambda psi, sample, batch, dp: (
-            (20 if dp > 1 else 16) * psi // dp + sample * batch // dp
-        ),
-        "you divide the states by dp, no buckets": lambda psi, sample, batch, dp: 16 * psi // dp + sample * batch // dp,
-        "DDP's buckets are missing": lambda psi, sample, batch, dp: 16 * psi + sample * batch // dp,
-        "you count one copy of the gradients per replica": lambda psi, sample, batch, dp: (
-            (16 + 4 * dp) * psi + sample * batch // dp
-        ),
-        "buckets from dp = 3 on only": lambda psi, sample, batch, dp: (16 + 4 * (dp > 2)) * psi + sample * batch // dp,
-        "buckets of 2 bytes per parameter": lambda psi, sample, batch, dp: (
-            (16 + 2 * (dp > 1)) * psi + sample * batch // dp
-        ),
-        "one state is missing, 12 bytes": lambda psi, sample, batch, dp: (
-            (12 + 4 * (dp > 1)) * psi + sample * batch // dp
-        ),
-        "you count the weights alone": lambda psi, sample, batch, dp: (4 + 4 * (dp > 1)) * psi + sample * batch // dp,
-        "the activations are missing": lambda psi, sample, batch, dp: (16 + 4 * (dp > 1)) * psi,
-        "you count buckets on a single GPU too": lambda psi, sample, batch, dp: 20 * psi + sample * batch // dp,
-        "you give the whole global batch to each replica": lambda psi, sample, batch, dp: (
-            (20 if dp > 1 else 16) * psi + sample * batch
-        ),
-        "you divide the states by dp, whole buckets": lambda psi, sample, batch, dp: (
-            16 * psi / dp + (4 * psi if dp > 1 else 0) + sample * batch / dp
-        ),
-        "you count the activations of one single image": lambda psi, sample, batch, dp: (
-            (20 if dp > 1 else 16) * psi + sample
-        ),
+        "you divide the states by dp, no buckets": "16 * parameters + buckets_bytes → 16 * parameters // dp",
+        "DDP's buckets are missing": "+ buckets_bytes →",
+        "you count one copy of the gradients per replica": "4 * parameters if dp > 1 else 0 → 4 * parameters * dp",
+        "buckets from dp = 3 on only": "dp > 1 → dp > 2",
+        "buckets of 2 bytes per parameter": "4 * parameters → 2 * parameters",
+        "one state is missing, 12 bytes": "16 * parameters → 12 * parameters",
+        "you count the weights alone": "16 * parameters → 4 * parameters",
+        "the activations are missing": "+ sample_bytes * global_batch // dp →",
+        "you count buckets on a single GPU too": "if dp > 1 else 0 →",
+        "you give the whole global batch to each replica": "global_batch // dp → global_batch",
+        "you divide the states by dp, whole buckets": "16 * parameters → 16 * parameters / dp; // dp → / dp",
+        "you count the activations of one single image": "* global_batch // dp →",
     },
 )
 
@@ -171,18 +142,18 @@ PEAK = TEXTS.exercise(
     cases=_steps,
     mistakes={
         "you add the largest value of each category": _maxima_added,
-        "the largest single category": lambda samples: max(max(sample.values()) for sample in samples),
-        "the end of the step": lambda samples: sum(samples[-1].values()),
-        "the beginning of the step": lambda samples: sum(samples[0].values()),
-        "you add the categories of the first moment only": lambda samples: max(
-            sum(sample.get(name, 0) for name in samples[0]) for sample in samples
+        "the largest single category": "sum(sample → max(sample",
+        "the end of the step": "in samples → in samples[-1:]",
+        "the beginning of the step": "in samples → in samples[:1]",
+        "you add the categories of the first moment only": (
+            "sample.values() → sample.get(name, 0) for name in samples[0]"
         ),
-        "you leave out the last moment": lambda samples: max(sum(sample.values()) for sample in samples[:-1]),
-        "you leave out the first moment": lambda samples: max(sum(sample.values()) for sample in samples[1:]),
+        "you leave out the last moment": "in samples → in samples[:-1]",
+        "you leave out the first moment": "in samples → in samples[1:]",
         "the moment of the peak, not its bytes": lambda samples: max(
             range(len(samples)), key=lambda moment: sum(samples[moment].values())
         ),
-        "you add the moments up": lambda samples: sum(sum(sample.values()) for sample in samples),
+        "you add the moments up": "max( → sum(",
         "the mean over the step": lambda samples: sum(sum(sample.values()) for sample in samples) / len(samples),
     },
 )
@@ -270,17 +241,6 @@ def _devices() -> Iterator[tuple[_Line, int]]:
     yield _Line(2_000, 300, least_bytes=3_350), 20_123
 
 
-def _line_of(bytes_at: Callable[[int], int]) -> tuple[int, float]:
-    """The fixed part, and what each sample adds."""
-    slope_bytes = (bytes_at(_FAR) - bytes_at(_NEAR)) / (_FAR - _NEAR)
-    return int(bytes_at(_NEAR) - _NEAR * slope_bytes), slope_bytes
-
-
-def _quotient(bytes_at: Callable[[int], int], limit_bytes: int) -> float:
-    fixed_bytes, slope_bytes = _line_of(bytes_at)
-    return (limit_bytes - fixed_bytes) / slope_bytes
-
-
 def _refuse_many_calls(answer: Callable[..., Any]) -> None:
     """A right batch; how often was the memory asked for?"""
     # The lines of `_devices` are made anew, so the calls that the judge made before are not counted.
@@ -290,34 +250,28 @@ def _refuse_many_calls(answer: Callable[..., Any]) -> None:
         raise TEXTS.wrong("largest-batch", "too many calls", calls=calls)
 
 
+_QUOTIENT = "(limit_bytes - fixed_bytes) // slope_bytes"
+
 LARGEST_BATCH = TEXTS.exercise(
     "largest-batch",
     largest_batch,
     cases=_devices,
     mistakes={
         "you take the line through the origin": lambda bytes_at, limit: limit // (bytes_at(_FAR) / _FAR),
-        "what is left holds more samples, but those of the point are not added": lambda bytes_at, limit: max(
-            0, (limit - bytes_at(_NEAR)) // _line_of(bytes_at)[1]
+        "what is left holds more samples, but those of the point are not added": "- _NEAR * slope_bytes →",
+        "a batch is a whole number of samples": "fixed_bytes) // → fixed_bytes) /",
+        "you round to the nearest": f"{_QUOTIENT} → round((limit_bytes - fixed_bytes) / slope_bytes)",
+        "one sample where not even one fits": "max(0, → max(1,",
+        "a batch of exactly limit_bytes is refused": "(limit_bytes - → (limit_bytes - 1 -",
+        "taken_bytes(8) is not the fixed part": (
+            f"- _NEAR * slope_bytes →; max(0, {_QUOTIENT}) → (limit_bytes - fixed_bytes) / slope_bytes"
         ),
-        "a batch is a whole number of samples": lambda bytes_at, limit: max(0, _quotient(bytes_at, limit)),
-        "you round to the nearest": lambda bytes_at, limit: round(max(0, _quotient(bytes_at, limit))),
-        "one sample where not even one fits": lambda bytes_at, limit: max(1, _quotient(bytes_at, limit) // 1),
-        "a batch of exactly limit_bytes is refused": lambda bytes_at, limit: largest_batch(bytes_at, limit - 1),
-        "taken_bytes(8) is not the fixed part": lambda bytes_at, limit: (limit - bytes_at(8)) / _line_of(bytes_at)[1],
-        "one sample short": lambda bytes_at, limit: (
-            largest_batch(bytes_at, limit) - (largest_batch(bytes_at, limit) > 0)
-        ),
+        "one sample short": f"{_QUOTIENT} → {_QUOTIENT} - 1",
         "you divide the limit by what one sample takes": lambda bytes_at, limit: limit // bytes_at(1),
-        "you forget the fixed part": lambda bytes_at, limit: limit // ((bytes_at(16) - bytes_at(8)) / 8) // 1,
-        "you round up": lambda bytes_at, limit: max(
-            0, -(-(limit - 2 * bytes_at(8) + bytes_at(16)) // ((bytes_at(16) - bytes_at(8)) // 8))
-        ),
-        "a negative batch where not even one sample fits": lambda bytes_at, limit: (
-            (limit - 2 * bytes_at(8) + bytes_at(16)) // ((bytes_at(16) - bytes_at(8)) // 8)
-        ),
-        "your two points are too small": lambda bytes_at, limit: max(
-            0, (limit - 2 * bytes_at(1) + bytes_at(2)) // (bytes_at(2) - bytes_at(1))
-        ),
+        "you forget the fixed part": "limit_bytes - fixed_bytes → limit_bytes",
+        "you round up": f"{_QUOTIENT} → -((fixed_bytes - limit_bytes) // slope_bytes)",
+        "a negative batch where not even one sample fits": f"max(0, {_QUOTIENT}) → {_QUOTIENT}",
+        "your two points are too small": "_FAR → 2; _NEAR → 1",
     },
     then=_refuse_many_calls,
 )

@@ -23,10 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlojz.base.language import a_or_an, format_bytes, format_seconds, integer, say, shortest
+from dlojz.base.language import format_bytes, format_seconds, integer, say, shortest
 from dlojz.base.table import Table, titles
 from dlojz.config.fields import BLOCK_CHOICES
-from dlojz.labs.kit.exercise import Said, or_to_do
+from dlojz.labs.kit.exercise import Said, kind_of, or_to_do
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import reader, refuse_nothing
 from dlojz.planner.activation_budget import BlockTables, BudgetPlan, planned
@@ -89,9 +89,7 @@ def _tried(answer: Callable[..., Any], count: int, per_segment: int) -> _Trial:
     output = answer(blocks, x, per_segment)
     refuse_nothing(output)
     if not isinstance(output, torch.Tensor):
-        raise TEXTS.wrong(
-            "checkpoint", "no tensor is returned", a_kind=a_or_an(type(output).__name__), kind=type(output).__name__
-        )
+        raise TEXTS.wrong("checkpoint", "no tensor is returned", kind=kind_of(output))
     # Counted between the two passes: only what autograd keeps for backward is alive here.
     hidden_alive = sum(reference() is not None for reference in hidden)
     outputs_alive = sum(reference() is not None for reference in outputs)
@@ -327,28 +325,16 @@ EXPOSED_SECONDS = TEXTS.exercise(
     mistakes={
         "all the time that the bytes travel": lambda volume, link, forward: 2 * volume / link,
         "the whole time of one way": lambda volume, link, forward: volume / link,
-        "you multiply bytes by bytes per second": lambda volume, link, forward: (
-            max(0.0, volume * link - forward) + max(0.0, volume * link - 2 * forward)
-        ),
+        "you multiply bytes by bytes per second": "/ link_bytes_per_s → * link_bytes_per_s",
         "the way back only": lambda volume, link, forward: max(0.0, volume / link - 2 * forward),
-        "backward half as long as forward": lambda volume, link, forward: (
-            max(0.0, volume / link - forward) + max(0.0, volume / link - forward / 2)
-        ),
+        "backward half as long as forward": "2 * forward_s → forward_s / 2",
         "you send half of the bytes each way": lambda volume, link, forward: exposed_seconds(volume / 2, link, forward),
-        "both passes with their transfers, not what is added": lambda volume, link, forward: (
-            max(volume / link, forward) + max(volume / link, 2 * forward)
-        ),
-        "absolute values count spare time as waiting": lambda volume, link, forward: (
-            abs(volume / link - forward) + abs(volume / link - 2 * forward)
-        ),
+        "both passes with their transfers, not what is added": "0.0, one_way_s - → one_way_s,",
+        "absolute values count spare time as waiting": "max(0.0, → abs(",
         "the way out only": lambda volume, link, forward: max(0.0, volume / link - forward),
-        "you hide both ways behind the whole step": lambda volume, link, forward: max(
-            0.0, 2 * volume / link - 3 * forward
-        ),
+        "you hide both ways behind the whole step": "- forward_s) + max(0.0, one_way_s - 2 * → + one_way_s - 3 *",
         "backward as long as forward": lambda volume, link, forward: 2 * max(0.0, volume / link - forward),
-        "spare time is won back, no max(0, …)": lambda volume, link, forward: (
-            volume / link - forward + volume / link - 2 * forward
-        ),
+        "spare time is won back, no max(0, …)": "max(0.0, → (",
     },
 )
 
@@ -368,7 +354,6 @@ class BlockCosts(NamedTuple):
 
 
 Choices = Sequence[str]
-Reckon = Callable[[Sequence[BlockCosts], Choices], float]
 
 
 def block_costs(tables: BlockTables) -> list[BlockCosts]:
@@ -400,45 +385,12 @@ def _held(blocks: Sequence[BlockCosts], plan: Choices) -> float:
     return sum(block.held_bytes[choice] for block, choice in zip(blocks, plan, strict=True))
 
 
-def _cheapest(
-    peak: Reckon = plan_peak_bytes,
-    choices: Sequence[str] = BLOCK_CHOICES,
-    cost: Reckon = _seconds,
-    uniform: bool = False,
-) -> Callable[[Sequence[BlockCosts], float], Choices | None]:
-    """The way that tries all plans of some choices (or one choice for all blocks), and takes the least that fits."""
-
-    def way(blocks: Sequence[BlockCosts], budget_bytes: float) -> Choices | None:
-        # 3^n plans: the cases have 6 blocks at most, so that trying all takes no time.
-        plans = ([choice] * len(blocks) for choice in choices) if uniform else product(choices, repeat=len(blocks))
-        able = [plan for plan in plans if peak(blocks, plan) <= budget_bytes]
-        return min(able, key=lambda plan: cost(blocks, plan), default=None)
-
-    return way
-
-
-cheapest_plan = _cheapest()
-
-
-def _backwards(blocks: Sequence[BlockCosts], plan: Choices) -> float:
-    return plan_peak_bytes(blocks[::-1], plan[::-1])
-
-
-def _all_and_fullest(blocks: Sequence[BlockCosts], plan: Choices) -> float:
-    fullest = max(block.backward_bytes[choice] for block, choice in zip(blocks, plan, strict=True))
-    return _held(blocks, plan) + fullest
-
-
-def _with_itself(blocks: Sequence[BlockCosts], plan: Choices) -> float:
-    cumulative_bytes = accumulate(block.held_bytes[choice] for block, choice in zip(blocks, plan, strict=True))
-    return max(
-        total_bytes + block.backward_bytes[choice]
-        for total_bytes, block, choice in zip(cumulative_bytes, blocks, plan, strict=True)
-    )
-
-
-def _fullest_alone(blocks: Sequence[BlockCosts], plan: Choices) -> float:
-    return max(block.backward_bytes[choice] for block, choice in zip(blocks, plan, strict=True))
+def cheapest_plan(blocks: Sequence[BlockCosts], budget_bytes: float) -> Choices | None:
+    """The plan of fewest seconds whose peak is within a budget; None where no plan fits."""
+    # 3^n plans: the cases have 6 blocks at most, so that trying all takes no time.
+    plans = product(BLOCK_CHOICES, repeat=len(blocks))
+    able = [plan for plan in plans if plan_peak_bytes(blocks, plan) <= budget_bytes]
+    return min(able, key=lambda plan: _seconds(blocks, plan), default=None)
 
 
 def _turned_round(blocks: Sequence[BlockCosts], budget_bytes: float) -> Choices | None:
@@ -521,18 +473,9 @@ def _amiss(case: Any, outcome: tuple[float, float], right: tuple[float, float]) 
     if excess:
         if best == inf:
             return TEXTS.sentence("activation-plan", "no plan fits", where=where)
-        return TEXTS.sentence(
-            "activation-plan",
-            "the plan does not fit",
-            where=where,
-            peak=integer(budget + excess),
-        )
+        return TEXTS.sentence("activation-plan", "the plan does not fit", where=where, peak=integer(budget + excess))
     return TEXTS.sentence(
-        "activation-plan",
-        "the plan is not the fastest",
-        where=where,
-        seconds=shortest(seconds),
-        best=shortest(best),
+        "activation-plan", "the plan is not the fastest", where=where, seconds=shortest(seconds), best=shortest(best)
     )
 
 
@@ -543,20 +486,25 @@ ACTIVATION_PLAN = TEXTS.exercise(
     trial=_weighed,
     tolerance=0.01,
     differs=_amiss,
+    source=(cheapest_plan, plan_peak_bytes),
     mistakes={
-        "a peak of exactly the budget is refused": lambda blocks, budget: cheapest_plan(blocks, budget - 1),
-        "the plan that adds most seconds": _cheapest(cost=lambda blocks, plan: -_seconds(blocks, plan)),
-        "you take the first plan that fits": _cheapest(cost=lambda blocks, plan: 0),
-        "each backward pass by itself against the budget": _cheapest(_fullest_alone),
+        "a peak of exactly the budget is refused": "<= budget_bytes → < budget_bytes",
+        "the plan that adds most seconds": "lambda plan: _seconds → lambda plan: -_seconds",
+        "you take the first plan that fits": "lambda plan: _seconds(blocks, plan) → lambda plan: 0",
+        "each backward pass by itself against the budget": "before_bytes + →",
         "your plan is in reverse order": _turned_round,
-        "sum of what blocks hold, without backward": _cheapest(_held),
-        "fullest backward pass on top of all blocks": _cheapest(_all_and_fullest),
-        "a block counted before and in its backward": _cheapest(_with_itself),
-        "you add what the blocks after it hold": _cheapest(_backwards),
-        "smallest peak in place of fewest seconds": _cheapest(cost=plan_peak_bytes),
-        "you give all blocks the same choice": _cheapest(uniform=True),
-        "you never offload": _cheapest(choices=("keep", "recompute")),
-        "you never recompute": _cheapest(choices=("keep", "offload")),
+        "sum of what blocks hold, without backward": "if plan_peak_bytes → if _held",
+        "fullest backward pass on top of all blocks": "before_bytes + → _held(blocks, plan) +",
+        "a block counted before and in its backward": ", initial=0.0 →",
+        "you add what the blocks after it hold": (
+            "if plan_peak_bytes(blocks, plan) → if plan_peak_bytes(blocks[::-1], plan[::-1])"
+        ),
+        "smallest peak in place of fewest seconds": "lambda plan: _seconds → lambda plan: plan_peak_bytes",
+        "you give all blocks the same choice": (
+            "product(BLOCK_CHOICES, repeat=len(blocks)) → ([choice] * len(blocks) for choice in BLOCK_CHOICES)"
+        ),
+        "you never offload": "product(BLOCK_CHOICES → product(('keep', 'recompute')",
+        "you never recompute": "product(BLOCK_CHOICES → product(('keep', 'offload')",
         "greedy choice of most bytes per second": _greedy,
     },
 )

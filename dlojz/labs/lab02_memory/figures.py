@@ -7,6 +7,7 @@ words (its `alt`) what it shows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,8 +29,8 @@ from dlojz.display.style import (
     category_label,
 )
 from dlojz.hardware import Device
-from dlojz.labs.kit.exercise import or_to_do
-from dlojz.labs.kit.figures import answered, done, figure_of, labelled, panel, plot_lines
+from dlojz.labs.kit.exercise import Sentences, or_to_do
+from dlojz.labs.kit.figures import answered, done, figure_of, labelled, open_figure, panel, plot_lines
 from dlojz.prediction.forecast import forecast
 from dlojz.prediction.rules_of_thumb import RULES
 from dlojz.results.record import RunRecord
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from dlojz.planner.activation_budget import BudgetPlan
     from dlojz.prediction.rules_of_thumb import Shape
     from dlojz.prediction.trace import MemoryTrace
+
+TEXTS = Sentences(Path(__file__).with_suffix(".md"))
 
 GIB = 2**30
 
@@ -153,14 +156,7 @@ def along_the_model(config: RunConfig, device: str | None = None) -> LabFigure:
     for module, num_bytes in forecast(config, device=device).activations_by_module.items():
         if module.startswith("blocks."):
             activations_gib[int(module.split(".")[1])] += num_bytes / GIB
-    figure = new_figure(
-        9.5,
-        4.2,
-        alt=say(
-            en=f"{config.model}, block by block: states grow towards the end, activations lie near the beginning.",
-            fr=f"{config.model}, bloc par bloc : les états se trouvent vers la fin, les activations vers le début.",
-        ),
-    )
+    figure = open_figure(9.5, 4.2, *TEXTS.sentence("along the model", "alt", config=config))
     above, below = figure.subplots(2, 1, sharex=True)
     optimizer, activations = CATEGORY_STYLES["optimizer"], CATEGORY_STYLES["activations"]
     above.bar(range(len(states)), states, color=optimizer.color, width=1.0, edgecolor="white", linewidth=0.3)
@@ -335,13 +331,7 @@ def segments(
     saved_mib = [memory_trace.saved_bytes / MIB for memory_trace in traces]
     peaks = [memory_trace.peak_bytes / MIB for memory_trace in traces]
     best = lengths[peaks.index(min(peaks))]
-    axes = panel(
-        8.0,
-        3.6,
-        en=f"{len(blocks)} blocks by length of the segments: what is kept falls, the peak is lowest for {best}.",
-        fr=f"{len(blocks)} blocs selon la longueur des segments : ce qui est gardé diminue, le pic est le plus "
-        f"bas pour {best}.",
-    )
+    axes = panel(8.0, 3.6, *TEXTS.sentence("segments", "alt", blocks_count=len(blocks), best=best))
     axes.plot(
         lengths, peaks, color=VERMILION, marker="s", label=say(en="peak of both passes", fr="pic des deux passes")
     )
@@ -410,12 +400,7 @@ def peak_and_maxima(samples: Sequence[Mapping[str, int]]) -> LabFigure:
     at_peak: Mapping[str, int] = max(samples, key=lambda sample: sum(sample.values()))
     largest: dict[str, int] = {name: max(sample.get(name, 0) for sample in samples) for name in CATEGORY_STYLES}
     peak, sum_of_largest = format_bytes(sum(at_peak.values())), format_bytes(sum(largest.values()))
-    axes = panel(
-        8.5,
-        2.4,
-        en=f"Peak {peak}; sum of the largest of each category {sum_of_largest}.",
-        fr=f"Pic {peak} ; somme des maximums de chaque catégorie {sum_of_largest}.",
-    )
+    axes = panel(8.5, 2.4, *TEXTS.sentence("peak and maxima", "alt", peak=peak, sum_of_largest=sum_of_largest))
     rows: dict[str, Mapping[str, int]] = {
         say(en="at the peak", fr="au moment du pic"): at_peak,
         say(en="largest of each", fr="maximum de chacune"): largest,

@@ -8,7 +8,7 @@ sum into the tensor at `wait()` and not before, so that an answer that does not 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -68,27 +68,16 @@ def true_gradients(seed: int, batches: list[Batch]) -> dict[str, Tensor]:
 _WEIGHTS = "weights"
 
 
-def average_gradients(model: nn.Module, only: Callable[[int, Tensor], bool] = lambda index, parameter: True) -> None:
-    """Replace every gradient by its mean over the ranks; `only` leaves some out, to spoil it.
+def average_gradients(model: nn.Module) -> None:
+    """Replace every gradient by its mean over the ranks.
 
     Source: Li et al. 2020 (arXiv 2006.15704), §3.1: averaged gradients keep replicas equal, not averaged weights.
     """
-    for index, parameter in enumerate(model.parameters()):
-        if parameter.grad is not None and only(index, parameter):
+    for parameter in model.parameters():
+        if parameter.grad is not None:
             # Who: all ranks. What: one gradient, of its parameter's shape, summed. How much: its bytes.
             dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
-
-
-def _average_weights(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.data)
-        parameter.data /= dist.get_world_size()
-
-
-def _largest(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad, op=dist.ReduceOp.MAX)
 
 
 def _backward_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
@@ -134,13 +123,15 @@ AVERAGE_GRADIENTS = TEXTS.exercise(
     local=lambda rank, size, seed: true_gradients(seed, [batch_of(rank, seed)]),
     inspect=_refuse_other_tensors,
     labels={_WEIGHTS: Said("the weights of a rank", "les poids d’un rang")},
+    source=(average_gradients,),
     mistakes={
-        "you average the weights": _average_weights,
-        "you take the largest of the ranks' gradients": _largest,
-        "only the first parameter is averaged": lambda model: average_gradients(
-            model, lambda index, parameter: index == 0
+        "you average the weights": "parameter.grad → parameter.data",
+        "you take the largest of the ranks' gradients": (
+            "all_reduce(parameter.grad) → all_reduce(parameter.grad, op=dist.ReduceOp.MAX); "
+            "/= dist.get_world_size() → /= 1"
         ),
-        "the biases are left out": lambda model: average_gradients(model, lambda index, parameter: parameter.dim() > 1),
+        "only the first parameter is averaged": "model.parameters() → list(model.parameters())[:1]",
+        "the biases are left out": "parameter.grad is not None → parameter.dim() > 1",
     },
 )
 
@@ -149,13 +140,10 @@ def _micro_batches(rank: int, seed: int) -> list[Batch]:
     return [batch_of(rank, seed, number) for number in range(MICRO_BATCHES)]
 
 
-def _accumulate(
-    model: nn.Module, batches: Sequence[Batch], *, share: float | None = None, average: bool = True
-) -> None:
+def _accumulate(model: nn.Module, batches: Sequence[Batch]) -> None:
     for batch in batches:
-        (loss_of(model, batch) * (1 / len(batches) if share is None else share)).backward()
-    if average:
-        average_gradients(model)
+        (loss_of(model, batch) / len(batches)).backward()
+    average_gradients(model)
 
 
 def _accumulation_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
@@ -211,25 +199,16 @@ ACCUMULATION = TEXTS.exercise(
     on_ranks=True,
     trial=_accumulation_trial,
     local=lambda rank, size, seed: _of_all(seed, [rank]),
+    source=(_accumulate,),
     mistakes={
-        "losses not divided by the micro-batches": lambda model, batches: _accumulate(model, batches, share=1.0),
-        "only the last micro-batch counts": lambda model, batches: _accumulate(model, batches[-1:], share=1.0),
-        "only the last micro-batch counts, divided": lambda model, batches: _accumulate(
-            model, batches[-1:], share=1 / len(batches)
-        ),
-        "only the first micro-batch counts": lambda model, batches: _accumulate(model, batches[:1], share=1.0),
-        "the last micro-batch is missing": lambda model, batches: _accumulate(
-            model, batches[:-1], share=1 / len(batches)
-        ),
-        "you divide each loss by the number of samples": lambda model, batches: _accumulate(
-            model, batches, share=1 / SAMPLES
-        ),
-        "you divide by 2 whatever the number of micro-batches": lambda model, batches: _accumulate(
-            model, batches, share=0.5
-        ),
-        "neither divided nor averaged over the ranks": lambda model, batches: _accumulate(
-            model, batches, share=1.0, average=False
-        ),
+        "losses not divided by the micro-batches": "/ len(batches) →",
+        "only the last micro-batch counts": "/ len(batches) →; in batches → in batches[-1:]",
+        "only the last micro-batch counts, divided": "in batches → in batches[-1:]",
+        "only the first micro-batch counts": "/ len(batches) →; in batches → in batches[:1]",
+        "the last micro-batch is missing": "in batches → in batches[:-1]",
+        "you divide each loss by the number of samples": "/ len(batches) → / SAMPLES",
+        "you divide by 2 whatever the number of micro-batches": "/ len(batches) → / 2",
+        "neither divided nor averaged over the ranks": "/ len(batches) →; average_gradients(model) → pass",
     },
     inspect=_inspect_accumulation,
 )
@@ -244,20 +223,14 @@ def fill_buckets(gradient_bytes: Sequence[int], limit_bytes: int) -> Buckets:
     Source: Li et al. 2020, "PyTorch Distributed" (arXiv 2006.15704), §3.2.3 and §4.2: the reverse of
     `model.parameters()`; torch's `compute_bucket_assignment_by_size` closes a bucket when it reaches the limit.
     """
-    return _filled(_backwards(gradient_bytes), gradient_bytes, lambda bucket_bytes: bucket_bytes >= limit_bytes)
-
-
-def _filled(
-    indices: Sequence[int], sizes: Sequence[int], closes: Callable[[int], bool], *, keep_rest: bool = True
-) -> Buckets:
     buckets: Buckets = []
     filling: list[int] = []
-    for index in indices:
+    for index in reversed(range(len(gradient_bytes))):
         filling.append(index)
-        if closes(sum(sizes[member] for member in filling)):
+        if sum(gradient_bytes[member] for member in filling) >= limit_bytes:
             buckets.append(filling)
             filling = []
-    return [*buckets, filling] if filling and keep_rest else buckets
+    return [*buckets, filling] if filling else buckets
 
 
 def _never_beyond(sizes: Sequence[int], limit: int) -> Buckets:
@@ -272,35 +245,6 @@ def _never_beyond(sizes: Sequence[int], limit: int) -> Buckets:
     return [*buckets, filling] if filling else buckets
 
 
-def _backwards(sizes: Sequence[int]) -> Sequence[int]:
-    return range(len(sizes) - 1, -1, -1)
-
-
-def _empty_where_full(sizes: Sequence[int], limit: int) -> Buckets:
-    return [[]] if sum(sizes[index] for index in fill_buckets(sizes, limit)[-1]) >= limit else []
-
-
-def _never_reset(sizes: Sequence[int], limit: int) -> Buckets:
-    """Adds up all gradients, also those that have left."""
-    buckets: Buckets = []
-    filling: list[int] = []
-    total_bytes = 0
-    for index in _backwards(sizes):
-        filling.append(index)
-        total_bytes += sizes[index]
-        if total_bytes >= limit:
-            buckets.append(filling)
-            filling = []
-    return [*buckets, filling] if filling else buckets
-
-
-def _models() -> Iterator[tuple[list[int], int]]:
-    yield [4, 40, 8, 12, 20, 6, 30, 2, 10], 30
-    yield [100, 10, 10, 10, 10, 90, 5, 5, 10, 15], 20
-    yield [7, 5, 3, 8, 1, 4, 12], 12
-    yield [50, 60, 70, 3], 50
-
-
 _read_buckets = reader(
     lambda value: [[operator.index(index) for index in bucket] for bucket in value],
     TEXTS.sentence("buckets", "a list of buckets"),
@@ -313,44 +257,42 @@ def _refuse_empty_bucket(answer: Callable[..., Any]) -> None:
         raise TEXTS.wrong("buckets", "an empty bucket where two gradients fill one each", buckets=buckets)
 
 
+_RETURNED = "[*buckets, filling] if filling else buckets"
+
+
+def _changed(text: str) -> str:
+    """The right buckets, with something else in place of each `index`."""
+    return f"{_RETURNED} → [[{text} for index in bucket] for bucket in (*buckets, filling) if bucket]"
+
+
 BUCKETS = TEXTS.exercise(
     "buckets",
     fill_buckets,
-    cases=_models,
+    cases=(
+        ([4, 40, 8, 12, 20, 6, 30, 2, 10], 30),
+        ([100, 10, 10, 10, 10, 90, 5, 5, 10, 15], 20),
+        ([7, 5, 3, 8, 1, 4, 12], 12),
+        ([50, 60, 70, 3], 50),
+    ),
     mistakes={
-        "after the first bucket each gradient leaves alone": _never_reset,
-        "you begin with the first parameters": lambda sizes, limit: _filled(
-            range(len(sizes)), sizes, lambda bucket_bytes: bucket_bytes >= limit
+        "after the first bucket each gradient leaves alone": (
+            "member in filling → member in range(index, len(gradient_bytes))"
         ),
-        "you fill forwards and reverse the list of buckets": lambda sizes, limit: _filled(
-            range(len(sizes)), sizes, lambda bucket_bytes: bucket_bytes >= limit
-        )[::-1],
-        "within a bucket too the gradients become ready in reverse": lambda sizes, limit: [
-            sorted(bucket) for bucket in fill_buckets(sizes, limit)
-        ],
-        "the last bucket, not quite full, never leaves": lambda sizes, limit: _filled(
-            _backwards(sizes), sizes, lambda bucket_bytes: bucket_bytes >= limit, keep_rest=False
+        "you begin with the first parameters": "reversed →",
+        "you fill forwards and reverse the list of buckets": f"reversed →; {_RETURNED} → ({_RETURNED})[::-1]",
+        "within a bucket too the gradients become ready in reverse": (
+            f"{_RETURNED} → [sorted(bucket) for bucket in (*buckets, filling) if bucket]"
         ),
+        "the last bucket, not quite full, never leaves": f"{_RETURNED} → buckets",
         "you close a bucket before it exceeds the limit": _never_beyond,
-        "a bucket that holds exactly limit_bytes is full": lambda sizes, limit: _filled(
-            _backwards(sizes), sizes, lambda bucket_bytes: bucket_bytes > limit
-        ),
-        "one bucket per gradient": lambda sizes, limit: [[index] for index in _backwards(sizes)],
-        "where the gradients fill the last bucket exactly": lambda sizes, limit: [
-            *fill_buckets(sizes, limit),
-            *_empty_where_full(sizes, limit),
-        ],
-        "the last bucket is empty": lambda sizes, limit: [*fill_buckets(sizes, limit), []],
-        "all gradients are in one bucket": lambda sizes, limit: [list(_backwards(sizes))],
-        "you number the parameters from 1": lambda sizes, limit: [
-            [index + 1 for index in bucket] for bucket in fill_buckets(sizes, limit)
-        ],
-        "you number the parameters from the end": lambda sizes, limit: [
-            [len(sizes) - 1 - index for index in bucket] for bucket in fill_buckets(sizes, limit)
-        ],
-        "you return sizes": lambda sizes, limit: [
-            [sizes[index] for index in bucket] for bucket in fill_buckets(sizes, limit)
-        ],
+        "a bucket that holds exactly limit_bytes is full": ">= limit_bytes → > limit_bytes",
+        "one bucket per gradient": ">= limit_bytes → > 0",
+        "where the gradients fill the last bucket exactly": f"{_RETURNED} → [*buckets, filling]",
+        "the last bucket is empty": f"{_RETURNED} → [*buckets, filling, []] if filling else [*buckets, []]",
+        "all gradients are in one bucket": ">= limit_bytes → < 0",
+        "you number the parameters from 1": _changed("index + 1"),
+        "you number the parameters from the end": _changed("len(gradient_bytes) - 1 - index"),
+        "you return sizes": _changed("gradient_bytes[index]"),
     },
     read=_read_buckets,
     told=Said("For gradients of {0} bytes and a limit of {1}", "Pour des gradients de {0} octets et une limite de {1}"),
@@ -456,7 +398,7 @@ def _mean(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     return true_gradients(seed, [batch_of(peer, seed, STEPS - 1) for peer in range(size)])
 
 
-def overlap(model: nn.Module, *, divide: str = "before", wait: bool = True, clear: bool = True) -> Synchronize:
+def overlap(model: nn.Module) -> Synchronize:
     """Send each gradient as soon as backward has finished with it; the function returned waits for all of them.
 
     Source: Li et al. 2020 (arXiv 2006.15704), §3.2.3.
@@ -467,23 +409,17 @@ def overlap(model: nn.Module, *, divide: str = "before", wait: bool = True, clea
         gradient = parameter.grad
         if gradient is None:
             return
-        if divide == "before":
-            gradient /= dist.get_world_size()
+        gradient /= dist.get_world_size()
         # Who: all ranks. What: one gradient, of its parameter's shape, summed; the call returns at once.
         travelling.append((dist.all_reduce(gradient, async_op=True), parameter))
-        if divide == "while travelling":
-            gradient /= dist.get_world_size()
 
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(send)
 
     def synchronize() -> None:
-        for work, parameter in travelling if wait else ():
+        for work, _ in travelling:
             work.wait()
-            if divide == "after" and parameter.grad is not None:
-                parameter.grad /= dist.get_world_size()
-        if clear:
-            travelling.clear()
+        travelling.clear()
 
     return synchronize
 
@@ -509,18 +445,24 @@ OVERLAP = TEXTS.exercise(
     on_ranks=True,
     trial=_trial,
     local=lambda rank, size, seed: true_gradients(seed, [batch_of(rank, seed, STEPS - 1)]),
+    source=(overlap,),
     mistakes={
-        "works of the first step divided again": lambda model: overlap(model, divide="after", clear=False),
-        "works of the first step waited for again": lambda model: overlap(model, clear=False),
+        "works of the first step divided again": (
+            "gradient /= dist.get_world_size() → pass; work, _ in → work, parameter in; "
+            "work.wait() → work.wait(), parameter.grad.div_(dist.get_world_size()); travelling.clear() → pass"
+        ),
+        "works of the first step waited for again": "travelling.clear() → pass",
         "synchronize() does not wait": MistakeWay(
-            lambda model: overlap(model, wait=False),
-            seen=lambda ranks: not any(WAITED in rank["events"] for rank in ranks),
+            "work.wait() → pass", seen=lambda ranks: not any(WAITED in rank["events"] for rank in ranks)
         ),
         "what travels is not parameter.grad": MistakeWay(
-            lambda model: overlap(model, wait=False),
+            "work.wait() → pass",
             seen=lambda ranks: all(rank["events"].count(WAITED) >= rank["events"].count(SENT) > 0 for rank in ranks),
         ),
-        "you divide right after sending": lambda model: overlap(model, divide="while travelling"),
+        "you divide right after sending": (
+            "gradient /= dist.get_world_size() → pass; "
+            "async_op=True), parameter)) → async_op=True), parameter)), gradient.div_(dist.get_world_size())"
+        ),
     },
     inspect=_inspect,
 )

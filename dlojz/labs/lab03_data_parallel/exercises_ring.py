@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dlojz.base.language import say
 from dlojz.hardware.links import weighted_line
-from dlojz.labs.kit.exercise import Said, Wrong
+from dlojz.labs.kit.exercise import Said
 from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
 from dlojz.labs.kit.judges import reader
 from dlojz.labs.kit.rank_judges import same
@@ -56,17 +56,8 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
     return {"in place": same(x, _sum(rank, size, seed)[_NAME])}, {_NAME: value}
 
 
-def ring(
-    x: Tensor,
-    *,
-    gather: bool = True,
-    add_again: bool = False,
-    turn: bool = True,
-    steps_less: int = 0,
-    first_offset: int = 1,
-    upwards: bool = False,
-) -> Tensor:
-    """The ring all-reduce of a vector, in place; the options spoil it in the usual ways.
+def ring(x: Tensor) -> Tensor:
+    """The ring all-reduce of a vector, in place.
 
     Source: Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations", §3.
     """
@@ -80,14 +71,12 @@ def ring(
         sending.wait()  # type: ignore[union-attr]
         chunks[received_index % size].copy_(chunks[received_index % size] + received if add else received)
 
-    for step in range(size - 1 - steps_less):
+    for step in range(size - 1):
         # In step s rank r sends chunk r - s and adds what it receives to chunk r - s - 1, which it sends next.
-        back = step if turn else 0
-        pass_on(rank - back, rank - back - 1, True)
-    for step in range(size - 1 - steps_less if gather else 0):
+        pass_on(rank - step, rank - step - 1, True)
+    for step in range(size - 1):
         # After the reduce-scatter rank r holds the whole sum of chunk r + 1: from there on chunks replace those held.
-        back = (-step if upwards else step) if turn else 0
-        pass_on(rank + first_offset - back, rank + first_offset - back - 1, add_again)
+        pass_on(rank + 1 - step, rank - step, False)
     return x
 
 
@@ -123,13 +112,14 @@ RING_ALL_REDUCE = TEXTS.exercise(
     trial=_trial,
     local=lambda rank, size, seed: {_NAME: _input(rank, size, seed)},
     labels={_NAME: Said("the sum", "la somme")},
+    source=(ring,),
     mistakes={
-        "the reduce-scatter alone": lambda x: ring(x, gather=False),
-        "the all-gather still adds what arrives": lambda x: ring(x, add_again=True),
-        "you send the same chunk in every step": lambda x: ring(x, turn=False),
-        "the all-gather starts with the wrong chunk": lambda x: ring(x, first_offset=0),
-        "the all-gather goes up in the chunks": lambda x: ring(x, upwards=True),
-        "the mean in place of the sum": lambda x: ring(x) / (len(x) // CHUNK),
+        "the reduce-scatter alone": "pass_on(rank + 1 - step, rank - step, False) → pass",
+        "the all-gather still adds what arrives": "False → True",
+        "you send the same chunk in every step": "- step →",
+        "the all-gather starts with the wrong chunk": "rank + 1 - step, rank - step, → rank - step, rank - step - 1,",
+        "the all-gather goes up in the chunks": "rank + 1 - step, rank - step, → rank + 1 + step, rank + step,",
+        "the mean in place of the sum": "return x → return x / size",
     },
     inspect=_inspect,
 )
@@ -144,18 +134,16 @@ def ring_seconds(message_bytes: float, size: int, alpha_s: float, beta_s_per_byt
     return 2 * (size - 1) * (alpha_s + message_bytes / size * beta_s_per_byte)
 
 
-def _networks() -> Iterator[tuple[int, int, float, float]]:
-    yield 4_000_000, 4, 1e-3, 1e-9
-    yield 65_536, 8, 2e-3, 5e-8
-    yield 1_000_000, 2, 5e-4, 3e-9
-    yield 8_192, 64, 1e-3, 2e-7
-    yield 4_096, 1, 1e-3, 1e-8
-
-
 RING_TIME = TEXTS.exercise(
     "ring-time",
     ring_seconds,
-    cases=_networks,
+    cases=(
+        (4_000_000, 4, 1e-3, 1e-9),
+        (65_536, 8, 2e-3, 5e-8),
+        (1_000_000, 2, 5e-4, 3e-9),
+        (8_192, 64, 1e-3, 2e-7),
+        (4_096, 1, 1e-3, 1e-8),
+    ),
     mistakes={
         "bytes of two whole messages": lambda n, p, a, b: 2 * (p - 1) * a + 2 * n * b,
         "one half of the all-reduce only": lambda n, p, a, b: (p - 1) * (a + n / p * b),
@@ -184,10 +172,6 @@ def _per_step(line: Pair, size: int) -> Pair:
     return line[0] / steps, line[1] * size / steps
 
 
-def _absolute(message_bytes: Sequence[float], seconds: Sequence[float]) -> Pair:
-    return weighted_line(message_bytes, seconds, [1.0] * len(seconds))
-
-
 def _ends(message_bytes: Sequence[float], seconds: Sequence[float]) -> Pair:
     """Through the shortest and the longest message alone."""
     pairs = sorted(zip(message_bytes, seconds, strict=True))
@@ -212,28 +196,29 @@ FIT_TOLERANCE = 0.01
 """Relative: float32 arithmetic passes, none of the mistakes above comes so close."""
 
 
+_LINE = "weighted_line(message_bytes, seconds)"
+_ABSOLUTE = "weighted_line(message_bytes, seconds, [1.0] * len(seconds))"
+
 ALPHA_BETA = TEXTS.exercise(
     "alpha-beta",
     fit_alpha_beta,
     cases=_measurements,
+    source=(fit_alpha_beta, _per_step),
     mistakes={
-        "the line is fitted with other weights than 1 / t": tuple(
-            lambda n, t, p, power=power: _per_step(weighted_line(n, t, [1 / seconds**power for seconds in t]), p)
-            for power in (4, 1)
+        "the line is fitted with other weights than 1 / t": (
+            f"{_LINE} → weighted_line(message_bytes, seconds, [1 / t**4 for t in seconds])",
+            f"{_LINE} → weighted_line(message_bytes, seconds, [1 / t for t in seconds])",
         ),
-        "multiplied by the steps": MistakeWay(lambda n, t, p: 2 * (p - 1) * weighted_line(n, t)[0], part=0),
-        "the line is that of the whole all-reduce": lambda n, t, p: weighted_line(n, t),
-        "you minimise gaps in seconds": lambda n, t, p: _per_step(_absolute(n, t), p),
-        "gaps in seconds, and the line of the whole all-reduce": lambda n, t, p: _absolute(n, t),
-        "your line goes through two measurements alone": lambda n, t, p: _per_step(_ends(n, t), p),
-        "you return β, then α": lambda n, t, p: (fit_alpha_beta(n, t, p)[1], fit_alpha_beta(n, t, p)[0]),
-        "β lacks a factor p": lambda n, t, p: (
-            weighted_line(n, t)[0] / (2 * (p - 1)),
-            weighted_line(n, t)[1] / (2 * (p - 1)),
-        ),
-        "β is the inverse, the bandwidth": MistakeWay(lambda n, t, p: 1 / fit_alpha_beta(n, t, p)[1], part=1),
-        "you compute with 4 ranks whatever `size` is": lambda n, t, p: _per_step(weighted_line(n, t), 4),
-        "both twice too large": lambda n, t, p: (2 * fit_alpha_beta(n, t, p)[0], 2 * fit_alpha_beta(n, t, p)[1]),
+        "multiplied by the steps": MistakeWay("line[0] / steps → line[0] * steps", part=0),
+        "the line is that of the whole all-reduce": f"_per_step({_LINE}, size) → {_LINE}",
+        "you minimise gaps in seconds": f"{_LINE} → {_ABSOLUTE}",
+        "gaps in seconds, and the line of the whole all-reduce": f"_per_step({_LINE}, size) → {_ABSOLUTE}",
+        "your line goes through two measurements alone": f"{_LINE} → _ends(message_bytes, seconds)",
+        "you return β, then α": lambda n, t, p: fit_alpha_beta(n, t, p)[::-1],
+        "β lacks a factor p": "* size / steps → / steps",
+        "β is the inverse, the bandwidth": MistakeWay("line[1] * size / steps → steps / size / line[1]", part=1),
+        "you compute with 4 ranks whatever `size` is": f"{_LINE}, size → {_LINE}, 4",
+        "both twice too large": "2 * (size - 1) → (size - 1)",
     },
     parts=(Said("α (s)", "α (s)"), Said("β (s per byte)", "β (s par octet)")),
     told=Said("For the times of {2} ranks", "Pour les durées de {2} rangs"),
@@ -259,7 +244,7 @@ _indices = reader(
 def _check_sampler(answer: Callable[..., Any], num_samples: int, size: int) -> None:
     epochs = [_shards(answer, num_samples, size, epoch) for epoch in range(EPOCHS)]
     if [_shards(answer, num_samples, size, epoch) for epoch in range(EPOCHS)] != epochs:
-        raise Wrong(*_NOT_REPEATED)
+        raise TEXTS.wrong("sampler", "two answers for the same epoch")
     for shards in epochs:
         _judge_range(shards, num_samples)
     for shards in epochs:
@@ -275,16 +260,16 @@ def _check_seed(answer: Callable[..., Any]) -> None:
         for epoch in range(EPOCHS)
     ]
     if all(unused):
-        raise Wrong(*_SEED_UNUSED)
+        raise TEXTS.wrong("sampler", "the seed changes nothing")
     if unused[0]:
-        raise Wrong(*_SEED_UNUSED_AT_FIRST)
+        raise TEXTS.wrong("sampler", "the seed changes nothing in epoch 0")
     if any(unused):
         raise TEXTS.wrong("sampler", "in one epoch the seed changes nothing", epoch=unused.index(True))
     shards = _shards(answer, num_samples, size, 1)
     with hashes_of_another_process():
         elsewhere = _shards(answer, num_samples, size, 1)
     if shards != elsewhere:
-        raise Wrong(*_HASHED)
+        raise TEXTS.wrong("sampler", "hash differs between processes")
 
 
 def _judge_range(shards: Shards, num_samples: int) -> None:
@@ -299,7 +284,7 @@ def _judge_epoch(shards: Shards, num_samples: int, size: int) -> None:
     """One epoch: divided among the ranks, equally, whole."""
     lengths = [len(shard) for shard in shards]
     if any(shards) and all(set(shard) == set(shards[0]) for shard in shards):
-        raise Wrong(*_ALL_THE_SAME)
+        raise TEXTS.wrong("sampler", "every rank reads the same samples")
     common = {
         index for rank, shard in enumerate(shards) for index in shard if any(index in shards[r] for r in range(rank))
     }
@@ -344,11 +329,11 @@ def _judge_epochs(epochs: Sequence[Shards], num_samples: int, size: int) -> None
     share = num_samples // size
     blocks = [list(range(rank * share, (rank + 1) * share)) for rank in range(size)]
     if any(shards in (dealt, blocks) for shards in epochs):
-        raise Wrong(*_NOT_SHUFFLED)
+        raise TEXTS.wrong("sampler", "the samples are divided among the ranks, but not shuffled")
     if any(earlier == following for earlier, following in combinations(epochs, 2)):
-        raise Wrong(*_SAME_EVERY_EPOCH)
+        raise TEXTS.wrong("sampler", "every epoch has the same order")
     if all(sorted(shard) == sorted(first_epoch[rank]) for shards in epochs for rank, shard in enumerate(shards)):
-        raise Wrong(*_OWN_PART_ONLY)
+        raise TEXTS.wrong("sampler", "a rank always reads the same part of the data")
     before, *later = ({pair for shard in shards for pair in pairwise(shard)} for shards in epochs)
     if any(len(pairs & before) > len(before) / 2 for pairs in later):
         raise TEXTS.wrong("sampler", "the order is turned or cut, not shuffled anew")
@@ -363,16 +348,6 @@ def _judge_epochs(epochs: Sequence[Shards], num_samples: int, size: int) -> None
             num_samples=num_samples,
         )
 
-
-_NOT_REPEATED = TEXTS.sentence("sampler", "two answers for the same epoch")
-_ALL_THE_SAME = TEXTS.sentence("sampler", "every rank reads the same samples")
-_NOT_SHUFFLED = TEXTS.sentence("sampler", "the samples are divided among the ranks, but not shuffled")
-_SAME_EVERY_EPOCH = TEXTS.sentence("sampler", "every epoch has the same order")
-_OWN_PART_ONLY = TEXTS.sentence("sampler", "a rank always reads the same part of the data")
-_SEED_UNUSED = TEXTS.sentence("sampler", "the seed changes nothing")
-
-_SEED_UNUSED_AT_FIRST = TEXTS.sentence("sampler", "the seed changes nothing in epoch 0")
-_HASHED = TEXTS.sentence("sampler", "hash differs between processes")
 
 SAMPLER = TEXTS.exercise("sampler", cases=CASES, trial=_check_sampler, then=_check_seed)
 
@@ -400,22 +375,16 @@ LEARNING_RATE = TEXTS.exercise(
         "no warm-up": lambda step, base, scale, warm: base * scale,
         "you start from zero": lambda step, base, scale, warm: base * scale * min(1, step / warm),
         "you start from nearly zero": lambda step, base, scale, warm: base * scale * min(1, (step + 1) / warm),
-        "the rate goes on rising after the warm-up": lambda step, base, scale, warm: (
-            base * (1 + (scale - 1) * step / warm)
-        ),
-        "you scale by the square root": lambda step, base, scale, warm: (
-            base * (1 + (math.sqrt(scale) - 1) * min(1, step / warm))
-        ),
-        "you rise by scale times the base rate": lambda step, base, scale, warm: (
-            base * (1 + scale * min(1, step / warm))
-        ),
+        "the rate goes on rising after the warm-up": "min(1.0, step / warmup_steps) → step / warmup_steps",
+        "you scale by the square root": "(scale - 1) → (scale**0.5 - 1)",
+        "you rise by scale times the base rate": "(scale - 1) → scale",
         "a jump at the end of the warm-up": lambda step, base, scale, warm: base if step < warm else base * scale,
         "you rise by base_rate during the warm-up": lambda step, base, scale, warm: base * min(1 + step / warm, scale),
-        "you are one step ahead": lambda step, base, scale, warm: scaled_rate(step + 1, base, scale, warm),
-        "you arrive one step too early": lambda step, base, scale, warm: scaled_rate(step, base, scale, warm - 1),
+        "you are one step ahead": "step / warmup_steps → (step + 1) / warmup_steps",
+        "you arrive one step too early": "step / warmup_steps → step / (warmup_steps - 1)",
         "geometric in place of linear rise": lambda step, base, scale, warm: base * scale ** min(1, step / warm),
-        "the rate falls back after the warm-up": lambda step, base, scale, warm: (
-            scaled_rate(step, base, scale, warm) if step <= warm else base
+        "the rate falls back after the warm-up": (
+            "min(1.0, step / warmup_steps) → (step <= warmup_steps) * step / warmup_steps"
         ),
         "the rate never changes": lambda step, base, scale, warm: base,
     },

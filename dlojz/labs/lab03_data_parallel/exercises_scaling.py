@@ -5,8 +5,7 @@ All times are computed from what a case gives, none is measured: a verdict depen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,83 +43,61 @@ def efficiencies(
     return alone_s / size / (alone_s / size + communication_s), alone_s / (alone_s + communication_s)
 
 
-def _steps() -> Iterator[tuple[int, int, float, list[int], float, float]]:
-    yield 256, 2, 1e-3, [4_000_000, 4_096, 260_000], 1e-3, 1e-9
-    yield 64, 4, 5e-4, [65_536, 512], 2e-3, 5e-8
-    yield 1024, 8, 2e-4, [8_000_000, 2_000_000, 40_960], 1e-4, 2e-9
-    yield 32, 1, 1e-3, [1_000], 1e-3, 1e-9
-
-
-def _speed_ups(batch: int, size: int, *step_costs: Any) -> tuple[float, float]:
-    strong, weak = efficiencies(batch, size, *step_costs)
-    return size * strong, size * weak
-
-
-def _shared(batch: int, size: int, image_s: float, gradient_bytes: Sequence[int], alpha_s: float, beta: float) -> Any:
-    seconds = sum(ring_seconds(message_bytes, size, alpha_s, beta) for message_bytes in gradient_bytes) / size
-    alone_s = batch * image_s
-    return alone_s / size / (alone_s / size + seconds), alone_s / (alone_s + seconds)
-
-
-def _overlapped(
-    batch: int, size: int, image_s: float, gradient_bytes: Sequence[int], alpha_s: float, beta: float
-) -> Any:
-    seconds = sum(ring_seconds(message_bytes, size, alpha_s, beta) for message_bytes in gradient_bytes)
-    alone_s = batch * image_s
-    return alone_s / size / max(alone_s / size, seconds), alone_s / max(alone_s, seconds)
-
-
 EFFICIENCY = TEXTS.exercise(
     "efficiency",
     efficiencies,
-    cases=_steps,
+    cases=(
+        (256, 2, 1e-3, [4_000_000, 4_096, 260_000], 1e-3, 1e-9),
+        (64, 4, 5e-4, [65_536, 512], 2e-3, 5e-8),
+        (1024, 8, 2e-4, [8_000_000, 2_000_000, 40_960], 1e-4, 2e-9),
+        (32, 1, 1e-3, [1_000], 1e-3, 1e-9),
+    ),
     read=lambda answer: expect_numbers(answer, _EFFICIENCIES),
     parts=_EFFICIENCIES,
     mistakes={
-        "communication overlaps the computation": _overlapped,
+        "communication overlaps the computation": (
+            "(alone_s / size + communication_s) → max(alone_s / size, communication_s); "
+            "(alone_s + communication_s) → max(alone_s, communication_s)"
+        ),
         "the two are swapped": lambda *case: efficiencies(*case)[::-1],
-        "speed-ups in place of efficiencies": _speed_ups,
+        "speed-ups in place of efficiencies": (
+            "return alone_s / size → return alone_s; , alone_s / (alone_s → , size * alone_s / (alone_s"
+        ),
         "both are the efficiency of strong scaling": lambda *case: (efficiencies(*case)[0],) * 2,
         "both are the efficiency of weak scaling": lambda *case: (efficiencies(*case)[1],) * 2,
-        "you send all gradients as one message": lambda batch, size, image_s, gradient_bytes, *alpha_beta: efficiencies(
-            batch, size, image_s, [sum(gradient_bytes)], *alpha_beta
-        ),
-        "you divide the communication by size": _shared,
+        "you send all gradients as one message": "in gradient_bytes → in [sum(gradient_bytes)]",
+        "you divide the communication by size": "communication_s = sum( → communication_s = 1 / size * sum(",
         "the communication is missing": lambda *case: (1.0, 1.0),
         "both turned over": lambda *case: tuple(1 / efficiency for efficiency in efficiencies(*case)),
     },
 )
 
 
-def mfu(images_per_s: float, forward_flops: float, processes: int, peak_flops: float, *, passes: float = 3) -> float:
+def mfu(images_per_s: float, forward_flops: float, processes: int, peak_flops: float) -> float:
     """Model FLOPs utilization: the FLOP/s that the model needs, as a share of the peak of all processes.
 
     Source: Chowdhery et al. 2022, PaLM (arXiv 2204.02311), §4.1: forward and backward count, recomputation does not.
     """
-    return passes * forward_flops * images_per_s / (processes * peak_flops)
-
-
-def _utilizations() -> Iterator[tuple[float, float, int, float]]:
-    yield 1000.0, 8e9, 8, 312e12
-    yield 250.0, 4.4e6, 2, 5e10
-    yield 90.0, 1e9, 1, 4e12
+    return 3 * forward_flops * images_per_s / (processes * peak_flops)
 
 
 MFU = TEXTS.exercise(
     "mfu",
     mfu,
-    cases=_utilizations,
+    cases=(
+        (1000.0, 8e9, 8, 312e12),
+        (250.0, 4.4e6, 2, 5e10),
+        (90.0, 1e9, 1, 4e12),
+    ),
     mistakes={
-        "you multiply by the number of processes": lambda rate, flops, processes, peak: (
-            processes * processes * mfu(rate, flops, processes, peak)
-        ),
-        "only the forward pass counts": partial(mfu, passes=1),
-        "backward counts as much as forward": partial(mfu, passes=2),
-        "recomputed forward counted too": partial(mfu, passes=4),
-        "the peak of one process only": lambda rate, flops, processes, peak: mfu(rate, flops, 1, peak),
-        "in percent": lambda rate, flops, processes, peak: 100 * mfu(rate, flops, processes, peak),
+        "you multiply by the number of processes": "/ (processes * peak_flops) → * processes / peak_flops",
+        "only the forward pass counts": "3 * → 1 *",
+        "backward counts as much as forward": "3 * → 2 *",
+        "recomputed forward counted too": "3 * → 4 *",
+        "the peak of one process only": "processes * →",
+        "in percent": "3 * → 300 *",
         "turned over": lambda rate, flops, processes, peak: 1 / mfu(rate, flops, processes, peak),
-        "FLOP/s not divided by the peak": lambda rate, flops, processes, peak: 3 * flops * rate / processes,
+        "FLOP/s not divided by the peak": "* peak_flops →",
     },
 )
 

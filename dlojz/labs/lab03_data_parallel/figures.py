@@ -6,14 +6,17 @@ Each figure tells in words (its `alt`) what it shows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from dlojz.base.language import format_bytes, say, shortest
 from dlojz.base.table import Table
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.style import BLUE, GREEN, GREY, LINE_STYLES, ORANGE, PURPLE, SKY, SMALL, VERMILION
-from dlojz.labs.kit.exercise import or_to_do
-from dlojz.labs.kit.figures import answered, done, labelled, panel, plot_lines
+from dlojz.labs.kit.exercise import Sentences, or_to_do
+from dlojz.labs.kit.figures import answered, done, labelled, open_figure, panel, plot_lines
+
+TEXTS = Sentences(Path(__file__).with_suffix(".md"))
 
 RANKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PURPLE, "D"), (SKY, "v"), (VERMILION, "P"))
 SMOOTHED = 0.1
@@ -55,14 +58,7 @@ def shares(
     shard: Callable[..., Any], num_samples: int = 24, size: int = 4, epochs: int = 2, seed: int = 0
 ) -> LabFigure:
     """Which rank reads which sample in the first epochs, by the student's function."""
-    figure = new_figure(
-        11.0,
-        0.7 + 0.42 * size * epochs,
-        alt=say(
-            en=f"The samples that each of {size} ranks reads, in their order, in {epochs} epochs.",
-            fr=f"Les échantillons que lit chacun des {size} rangs, dans leur ordre, pendant {epochs} époques.",
-        ),
-    )
+    figure = open_figure(11.0, 0.7 + 0.42 * size * epochs, *TEXTS.sentence("shares", "alt", size=size, epochs=epochs))
     for epoch, axes in enumerate(figure.subplots(epochs, 1, sharex=True)):
         for rank in range(size):
             indices = [int(index) for index in shard(num_samples, rank, size, epoch, seed)]
@@ -116,14 +112,11 @@ def large_batches_seen(curves: Curves) -> Table:
     final = {name: smoothed(losses)[-1] for name, (_, losses) in curves.items()}
     return answered(
         [
-            (say(en="rate left alone: the loss of 256 is more than 5 times that of 16",
-                 fr="taux inchangé : la perte de 256 dépasse 5 fois celle de 16"),
+            (TEXTS.say("large batches seen", "rate left alone"),
              final["256"] > 5 * final["16"]),
-            (say(en="batch of 64: a rate 4 times as large at least halves the loss",
-                 fr="batch de 64 : un taux 4 fois plus grand divise au moins la perte par deux"),
+            (TEXTS.say("large batches seen", "batch of 64"),
              final["64, × 4"] < final["64"] / 2),
-            (say(en="rate 16 times as large: without warm-up the loss is at least 3 times as large",
-                 fr="taux 16 fois plus grand : sans warm-up, la perte est au moins 3 fois plus grande"),
+            (TEXTS.say("large batches seen", "no warm-up"),
              final["256, × 16"] > 3 * final["256, × 16, warm-up"]),
             (say(en="with the warm-up, 256 does as well as 16", fr="avec le warm-up, 256 fait aussi bien que 16"),
              final["256, × 16, warm-up"] <= final["16"]),

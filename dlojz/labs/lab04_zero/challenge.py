@@ -60,11 +60,7 @@ class _Ranks:
             self._move(name, set(layers), where)
         if self.held_mib > LIMIT_MIB:
             raise TEXTS.wrong(
-                "fewest-messages",
-                "above the limit",
-                where=where,
-                held_mib=self.held_mib,
-                LIMIT_MIB=LIMIT_MIB,
+                "fewest-messages", "above the limit", where=where, held_mib=self.held_mib, LIMIT_MIB=LIMIT_MIB
             )
 
     def _compute(self, name: str, layer: int, where: Said) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from dlojz.base.language import MEBIBYTE, shortest
 from dlojz.config.run_config import RunConfig
-from dlojz.labs.kit.exercise import Mistake, Said
+from dlojz.labs.kit.exercise import Said
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import asked_run, check_settings, expect_json
 
@@ -42,37 +42,29 @@ def _steps() -> Iterator[tuple[int, int, int, int]]:
             yield weight_bytes, ranks, stage, micro_batches
 
 
-def _times(count: tuple[int, ...], w: float, n: int, stage: int) -> float:
-    # In each pass a rank sends N - 1 of N shares of the model's bytes.
-    return count[stage] * (n - 1) / n * w
-
-
 ZERO_VOLUME = TEXTS.exercise(
     "zero-volume",
     sent_bytes,
     cases=_steps,
+    source=(sent_bytes, passes),
     mistakes={
-        "in stage 0 you all-reduce with every micro-batch": lambda w, n, stage, m: _times(
-            (2 * m, 2, m + 1, 3 * m), w, n, stage
+        "in stage 0 you all-reduce with every micro-batch": "(2, 2, → (2 * micro_batches, 2,",
+        "in stage 2 you reduce once per step": "micro_batches + 1 → 2",
+        "without the factor (N − 1) / N": "* (ranks - 1) / ranks →",
+        "nothing repeated with every micro-batch": "micro_batches + 1, 3 * micro_batches → 2, 3",
+        "everything repeated with every micro-batch": (
+            "(2, 2, micro_batches + 1, → (2 * micro_batches, 2 * micro_batches, 2 * micro_batches,"
         ),
-        "in stage 2 you reduce once per step": lambda w, n, stage, m: _times((2, 2, 2, 3 * m), w, n, stage),
-        "without the factor (N − 1) / N": lambda w, n, stage, m: passes(stage, m) * w,
-        "nothing repeated with every micro-batch": lambda w, n, stage, m: _times((2, 2, 2, 3), w, n, stage),
-        "everything repeated with every micro-batch": lambda w, n, stage, m: _times(
-            (2 * m, 2 * m, 2 * m, 3 * m), w, n, stage
-        ),
-        "stage 2 gathers the weights with every micro-batch": lambda w, n, stage, m: _times(
-            (2, 2, 2 * m, 3 * m), w, n, stage
-        ),
-        "stage 3 gathers the weights too seldom": lambda w, n, stage, m: _times((2, 2, m + 1, 2 * m), w, n, stage),
-        "no all-gather in stage 2": lambda w, n, stage, m: _times((2, 2, m, 3 * m), w, n, stage),
-        "one pass is missing in stages 0 and 1": lambda w, n, stage, m: _times((1, 1, m + 1, 3 * m), w, n, stage),
-        "stage 1 reduces with every micro-batch": lambda w, n, stage, m: _times((2, m + 1, m + 1, 3 * m), w, n, stage),
-        "one pass per micro-batch in stage 3": lambda w, n, stage, m: _times((2, 2, m + 1, m), w, n, stage),
-        "weights communicated in stage 0": lambda w, n, stage, m: _times((4, 2, m + 1, 3 * m), w, n, stage),
-        "stage 3 reduces once per step": lambda w, n, stage, m: _times((2, 2, m + 1, 2 * m + 1), w, n, stage),
-        "an all-reduce in stages 1 and 2": lambda w, n, stage, m: _times((2, 3, m + 2, 3 * m), w, n, stage),
-        "the all-reduce counted once": lambda w, n, stage, m: _times((1, 2, m + 1, 3 * m), w, n, stage),
+        "stage 2 gathers the weights with every micro-batch": "micro_batches + 1 → 2 * micro_batches",
+        "stage 3 gathers the weights too seldom": "3 * micro_batches → 2 * micro_batches",
+        "no all-gather in stage 2": "micro_batches + 1 → micro_batches",
+        "one pass is missing in stages 0 and 1": "(2, 2, → (1, 1,",
+        "stage 1 reduces with every micro-batch": "(2, 2, → (2, micro_batches + 1,",
+        "one pass per micro-batch in stage 3": "3 * micro_batches → micro_batches",
+        "weights communicated in stage 0": "(2, 2, → (4, 2,",
+        "stage 3 reduces once per step": "3 * micro_batches → 2 * micro_batches + 1",
+        "an all-reduce in stages 1 and 2": "(2, 2, micro_batches + 1, → (2, 3, micro_batches + 2,",
+        "the all-reduce counted once": "(2, 2, → (1, 2,",
     },
 )
 
@@ -96,11 +88,9 @@ def zero_3_seconds(layer_bytes: Sequence[float], ranks: int, alpha_s: float, bet
     return sum(_ring(PASSES, size, ranks, alpha_s, beta_s_per_byte) for size in layer_bytes)
 
 
-def all_at_once_seconds(
-    layer_bytes: Sequence[float], ranks: int, alpha_s: float, beta_s_per_byte: float, *, passes: int = 2
-) -> float:
+def all_at_once_seconds(layer_bytes: Sequence[float], ranks: int, alpha_s: float, beta_s_per_byte: float) -> float:
     """The same for messages that hold the whole model: stages 0 to 2, where nothing has to wait for a layer."""
-    return _ring(passes, sum(layer_bytes), ranks, alpha_s, beta_s_per_byte)
+    return _ring(2, sum(layer_bytes), ranks, alpha_s, beta_s_per_byte)
 
 
 def compare_with_compute(
@@ -130,44 +120,32 @@ def _ring(passes: int, message_bytes: float, p: int, a: float, b: float) -> floa
     return passes * (p - 1) * (a + b * message_bytes / p)
 
 
-def _networks() -> Iterator[tuple[list[int], int, float, float]]:
-    yield [4_000, 8_000, 4_000], 4, 1e-3, 1e-6
-    yield [1_000_000], 8, 2e-3, 5e-8
-    yield [640, 1_280, 6_400, 64, 64], 2, 5e-4, 3e-7
-    yield [900, 900], 1, 1e-3, 1e-6
-
-
-def _by_layer(passes: int) -> Mistake:
-    one_collective = TEXTS.sentence("zero-time", "gradients or weights alone")
-    two_collectives = TEXTS.sentence("zero-time", "two collectives per layer")
-    return Mistake(
-        lambda sizes, p, a, b: sum(_ring(passes, size, p, a, b) for size in sizes),
-        *(one_collective if passes == 1 else two_collectives),
-    )
-
-
 ZERO_TIME = TEXTS.exercise(
     "zero-time",
     zero_3_seconds,
-    cases=_networks,
+    cases=(
+        ([4_000, 8_000, 4_000], 4, 1e-3, 1e-6),
+        ([1_000_000], 8, 2e-3, 5e-8),
+        ([640, 1_280, 6_400, 64, 64], 2, 5e-4, 3e-7),
+        ([900, 900], 1, 1e-3, 1e-6),
+    ),
+    source=(zero_3_seconds, _ring),
     mistakes={
-        "one collective per layer": _by_layer(1),
-        "two collectives per layer": _by_layer(2),
-        "all layers in one message": lambda sizes, p, a, b: all_at_once_seconds(sizes, p, a, b, passes=PASSES),
-        "one step too many": lambda sizes, p, a, b: sum(PASSES * p * (a + b * size / p) for size in sizes),
-        "you count one step per collective": lambda sizes, p, a, b: sum(PASSES * (a + b * size / p) for size in sizes),
-        "the slowest layer alone": lambda sizes, p, a, b: max(_ring(PASSES, size, p, a, b) for size in sizes),
-        "the last layer is missing": lambda sizes, p, a, b: zero_3_seconds(sizes[:-1], p, a, b),
-        "one layer of average size": lambda sizes, p, a, b: _ring(PASSES, sum(sizes) / len(sizes), p, a, b),
-        "the bytes are missing": lambda sizes, p, a, b: PASSES * (p - 1) * a * len(sizes),
-        "α is paid once per collective": lambda sizes, p, a, b: sum(
-            PASSES * (a + b * (p - 1) / p * size) for size in sizes
+        "gradients or weights alone": "PASSES, size → 1, size",
+        "two collectives per layer": "PASSES, size → 2, size",
+        "all layers in one message": "in layer_bytes → in [sum(layer_bytes)]",
+        "one step too many": "(p - 1) → p",
+        "you count one step per collective": "* (p - 1) →",
+        "the slowest layer alone": "return sum( → return max(",
+        "the last layer is missing": "in layer_bytes → in layer_bytes[:-1]",
+        "one layer of average size": "in layer_bytes → in [sum(layer_bytes) / len(layer_bytes)]",
+        "the bytes are missing": "+ b * message_bytes / p →",
+        "α is paid once per collective": (
+            "(p - 1) * (a + b * message_bytes / p) → (a + b * (p - 1) / p * message_bytes)"
         ),
-        "you count three all-reduces": lambda sizes, p, a, b: sum(_ring(2 * PASSES, size, p, a, b) for size in sizes),
-        "each step carries the whole layer": lambda sizes, p, a, b: sum(
-            PASSES * (p - 1) * (a + b * size) for size in sizes
-        ),
-        "the latency is missing": lambda sizes, p, a, b: sum(PASSES * (p - 1) * b * size / p for size in sizes),
+        "you count three all-reduces": "PASSES, size → 2 * PASSES, size",
+        "each step carries the whole layer": "message_bytes / p → message_bytes",
+        "the latency is missing": "(a + → (",
     },
 )
 
@@ -196,44 +174,24 @@ def _offload_cases() -> Iterator[tuple[int, int, str]]:
             yield parameters, ranks, offload
 
 
-def _parts(p: float, n: int, offload: str, bytes_by_offload: dict[str, tuple[int, int]]) -> Pair:
-    device, host = bytes_by_offload[offload]
-    return device * p / n, host * p / n
-
-
 OFFLOAD_BYTES = TEXTS.exercise(
     "offload-bytes",
     offload_bytes,
     cases=_offload_cases,
     mistakes={
-        "for parameters you leave the weights on the device": lambda p, n, offload: _parts(
-            p, n, offload, {"none": (16, 0), "optimizer": (2, 16), "parameters": (2, 16)}
+        "for parameters you leave the weights on the device": "(0, 18) → (2, 16)",
+        "on the device you still count the 16-bit gradients": (
+            "(2, 16) → (4, 16); (0, 18) → (2, 18)",
+            "(2, 16) → (4, 16)",
         ),
-        "on the device you still count the 16-bit gradients": tuple(
-            lambda p, n, offload, pair=pair: _parts(
-                p, n, offload, {"none": (16, 0), "optimizer": (4, 16), "parameters": pair}
-            )
-            for pair in ((2, 18), (0, 18))
-        ),
-        "for parameters you count the weights on the host in fp32": lambda p, n, offload: _parts(
-            p, n, offload, {"none": (16, 0), "optimizer": (2, 16), "parameters": (0, 20)}
-        ),
+        "for parameters you count the weights on the host in fp32": "(0, 18) → (0, 20)",
         "the two numbers are right, but swapped": lambda p, n, offload: offload_bytes(p, n, offload)[::-1],
-        "the gradient is missing on the host": lambda p, n, offload: _parts(
-            p, n, offload, {"none": (16, 0), "optimizer": (2, 12), "parameters": (0, 14)}
-        ),
-        "the gradient on the host has 2 bytes": lambda p, n, offload: _parts(
-            p, n, offload, {"none": (16, 0), "optimizer": (2, 14), "parameters": (0, 16)}
-        ),
-        "the gradients do not stay on the device": lambda p, n, offload: _parts(
-            p, n, offload, {"none": (16, 0), "optimizer": (4, 12), "parameters": (2, 14)}
-        ),
-        "bytes of the whole model": lambda p, n, offload: _parts(
-            p, 1, offload, {"none": (16, 0), "optimizer": (2, 16), "parameters": (0, 18)}
-        ),
-        "the weights on the device are not whole": lambda p, n, offload: (
-            {"none": 16 / n, "optimizer": 2.0, "parameters": 0.0}[offload] * p,
-            offload_bytes(p, n, offload)[1],
+        "the gradient is missing on the host": "(2, 16) → (2, 12); (0, 18) → (0, 14)",
+        "the gradient on the host has 2 bytes": "(2, 16) → (2, 14); (0, 18) → (0, 16)",
+        "the gradients do not stay on the device": "(2, 16) → (4, 12); (0, 18) → (2, 14)",
+        "bytes of the whole model": "/ ranks →",
+        "the weights on the device are not whole": (
+            "device * parameters / ranks → device * parameters / (1 if host else ranks)"
         ),
     },
     parts=(
@@ -261,16 +219,14 @@ def _ratio(
     return (bytes_per_parameter / n / pcie) / (per_token * tokens / flops)
 
 
-def _machines() -> Iterator[tuple[int, float, float, float]]:
-    yield 4, 1000.0, 1e9, 1e6
-    yield 1, 200.0, 4e6, 2e4
-    yield 8, 5000.0, 6e8, 3e3
-
-
 OFFLOAD_TIME = TEXTS.exercise(
     "offload-time",
     transfer_over_compute,
-    cases=_machines,
+    cases=(
+        (4, 1000.0, 1e9, 1e6),
+        (1, 200.0, 4e6, 2e4),
+        (8, 5000.0, 6e8, 3e3),
+    ),
     mistakes={
         "computation over transfers": lambda n, tokens, flops, pcie: 1 / _ratio(4, n, tokens, flops, pcie),
         "one direction only": lambda n, tokens, flops, pcie: _ratio(2, n, tokens, flops, pcie),

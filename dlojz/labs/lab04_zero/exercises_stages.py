@@ -6,7 +6,6 @@ communicated for them: right values alone are not ZeRO.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -35,19 +34,9 @@ def state_bytes(parameters: float, ranks: int, stage: int) -> float:
 
     Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §5 and Fig. 1, with K = 12.
     """
-    return _shared(parameters, ranks, stage, (3, 2, 1))
-
-
-def _shared(
-    parameters: float,
-    ranks: int,
-    stage: int,
-    first_stages: Sequence[int],
-    parts: Sequence[float] = (WEIGHTS_BYTES, GRADIENTS_BYTES, OPTIMIZER_BYTES),
-) -> float:
-    """Weights, gradients, optimizer, each sharded from its first stage on."""
-    pairs = zip(parts, first_stages, strict=True)
-    return sum(part * parameters / (ranks if stage >= first_stage else 1) for part, first_stage in pairs)
+    # Bytes per parameter, and the stage from which on they are sharded.
+    parts = ((WEIGHTS_BYTES, 3), (GRADIENTS_BYTES, 2), (OPTIMIZER_BYTES, 1))
+    return sum(part * parameters / (ranks if stage >= first_stage else 1) for part, first_stage in parts)
 
 
 def _models() -> Iterator[tuple[int, int, int]]:
@@ -56,41 +45,32 @@ def _models() -> Iterator[tuple[int, int, int]]:
             yield parameters, ranks, stage
 
 
-def _only_its_own(parameters: float, ranks: int, stage: int) -> float:
-    """Stage 2 shards gradients alone, stage 3 weights alone."""
-    parts = {0: (), 1: (OPTIMIZER_BYTES,), 2: (GRADIENTS_BYTES,), 3: (WEIGHTS_BYTES,)}[stage]
-    # 16 bytes per parameter in all; a sharded part keeps 1/N of its bytes.
-    return (16 - sum(parts) * (1 - 1 / ranks)) * parameters
-
-
-def _in_whole_parameters(parameters: float, ranks: int, stage: int, rounding: Callable[[float], int]) -> float:
-    share = rounding(parameters / ranks)
-    sharded = sum((12, 2, 2)[:stage])
-    return (16 - sharded) * parameters + sharded * share
-
+_PARAMETERS_HERE = "parameters / (ranks if stage >= first_stage else 1)"
 
 ZERO_STATES = TEXTS.exercise(
     "zero-states",
     state_bytes,
     cases=_models,
     mistakes={
-        "gradients sharded before the optimizer's states": lambda p, n, stage: (
-            (16 - sum((2, 12, 2)[:stage]) * (1 - 1 / n)) * p
+        "gradients sharded before the optimizer's states": (
+            "GRADIENTS_BYTES, 2 → GRADIENTS_BYTES, 1; OPTIMIZER_BYTES, 1 → OPTIMIZER_BYTES, 2"
         ),
-        "each stage shards its own part only": _only_its_own,
-        "the share of a rank is rounded to a whole number": tuple(
-            lambda p, n, stage, rounding=rounding: _in_whole_parameters(p, n, stage, rounding)
-            for rounding in (math.floor, round, math.ceil)
+        # Stage 2 shards gradients alone, stage 3 weights alone.
+        "each stage shards its own part only": ">= first_stage → == first_stage",
+        "the share of a rank is rounded to a whole number": (
+            f"{_PARAMETERS_HERE} → int({_PARAMETERS_HERE})",
+            f"{_PARAMETERS_HERE} → round({_PARAMETERS_HERE})",
+            f"{_PARAMETERS_HERE} → -(-parameters // (ranks if stage >= first_stage else 1))",
         ),
-        "weights sharded first, optimizer last": lambda p, n, stage: _shared(p, n, stage, (1, 2, 3)),
-        "the fp32 master copy is missing": lambda p, n, stage: _shared(p, n, stage, (3, 2, 1), (2, 2, 8)),
-        "fp32 throughout": lambda p, n, stage: _shared(p, n, stage, (3, 2, 1), (4, 4, 8)),
-        "stage 3 is like stage 2": lambda p, n, stage: _shared(p, n, stage, (4, 2, 1)),
-        "you are one stage ahead": lambda p, n, stage: _shared(p, n, stage, (2, 1, 0)),
-        "gradients sharded from stage 3 on": lambda p, n, stage: _shared(p, n, stage, (3, 3, 1)),
-        "you count 16 bytes for the optimizer": lambda p, n, stage: _shared(p, n, stage, (3, 2, 1), (2, 2, 16)),
-        "you shard everything from stage 1 on": lambda p, n, stage: 16 * p / (n if stage else 1),
-        "you shard everything in every stage": lambda p, n, stage: 16 * p / n,
+        "weights sharded first, optimizer last": "BYTES, 3 → BYTES, 1; OPTIMIZER_BYTES, 1 → OPTIMIZER_BYTES, 3",
+        "the fp32 master copy is missing": "OPTIMIZER_BYTES → 8",
+        "fp32 throughout": "WEIGHTS_BYTES → 4; GRADIENTS_BYTES → 4; OPTIMIZER_BYTES → 8",
+        "stage 3 is like stage 2": "BYTES, 3 → BYTES, 4",
+        "you are one stage ahead": ">= first_stage → >= first_stage - 1",
+        "gradients sharded from stage 3 on": "BYTES, 2 → BYTES, 3",
+        "you count 16 bytes for the optimizer": "OPTIMIZER_BYTES → 16",
+        "you shard everything from stage 1 on": ">= first_stage →",
+        "you shard everything in every stage": "stage >= first_stage → True",
     },
 )
 
@@ -105,32 +85,19 @@ def _adam(tensors: Sequence[Any]) -> Any:
     return torch.optim.Adam(tensors, lr=0.1, eps=0.5)
 
 
-def shard_optimizer(
-    weights: Tensor, make_optimizer: MakeOptimizer, *, variant: str = "right"
-) -> Callable[[Tensor], None]:
-    """An optimizer for this rank's share of the weights; the function returned makes a step. `variant` spoils it.
+def shard_optimizer(weights: Tensor, make_optimizer: MakeOptimizer) -> Callable[[Tensor], None]:
+    """An optimizer for this rank's share of the weights; the function returned makes a step.
 
     Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §5.1.
     """
-    rank, size = dist.get_rank(), dist.get_world_size()
-    share = weights.chunk(size)[0 if variant == "first" else rank]
+    share = weights.chunk(dist.get_world_size())[dist.get_rank()]
     optimizer = make_optimizer([share])
 
     def step(gradient: Tensor) -> None:
-        nonlocal optimizer
-        if variant == "anew":
-            optimizer = make_optimizer([share])
-        if variant == "adds gradients":
-            dist.all_reduce(gradient)
-        share.grad = gradient / size if variant == "divides" else gradient
-        if variant == "gathers before":
-            dist.all_gather_into_tensor(weights, share)
+        share.grad = gradient
         optimizer.step()
-        if variant == "adds":
-            dist.all_reduce(weights)
-        elif variant != "gathers before":
-            # Who: all ranks. What: each gives its updated share, and has all of them. How much: the weights' bytes.
-            dist.all_gather_into_tensor(weights, share)
+        # Who: all ranks. What: each gives its updated share, and has all of them. How much: the weights' bytes.
+        dist.all_gather_into_tensor(weights, share)
 
     return step
 
@@ -194,20 +161,16 @@ SHARD_OPTIMIZER = TEXTS.exercise(
         "no all-gather of the updated shares": _own_share_updated,
         "the weights have not changed on any rank": lambda rank, size, seed: {_WEIGHTS: normal(seed, WEIGHTS)},
     },
+    source=(shard_optimizer,),
     mistakes={
-        "you divide the gradient by the number of ranks": lambda weights, make: shard_optimizer(
-            weights, make, variant="divides"
-        ),
-        "gradients of different shares added up": lambda weights, make: shard_optimizer(
-            weights, make, variant="adds gradients"
-        ),
-        "the optimizer is made anew in every step": lambda weights, make: shard_optimizer(
-            weights, make, variant="anew"
-        ),
-        "every rank updates the first share": lambda weights, make: shard_optimizer(weights, make, variant="first"),
-        "weights added up in place of gathered": lambda weights, make: shard_optimizer(weights, make, variant="adds"),
-        "the shares are gathered before the update": lambda weights, make: shard_optimizer(
-            weights, make, variant="gathers before"
+        "you divide the gradient by the number of ranks": "= gradient → = gradient / dist.get_world_size()",
+        "gradients of different shares added up": "optimizer.step() → dist.all_reduce(gradient), optimizer.step()",
+        "the optimizer is made anew in every step": "optimizer.step() → make_optimizer([share]).step()",
+        "every rank updates the first share": "[dist.get_rank()] → [0]",
+        "weights added up in place of gathered": "all_gather_into_tensor(weights, share) → all_reduce(weights)",
+        "the shares are gathered before the update": (
+            "dist.all_gather_into_tensor(weights, share) → pass; "
+            "optimizer.step() → dist.all_gather_into_tensor(weights, share), optimizer.step()"
         ),
     },
     inspect=_inspect_states,
@@ -219,21 +182,14 @@ SHAPES = ((3, 5), (4,), (2, 3))
 _SHARE = "gradient share"
 
 
-def reduce_gradients(gradients: Sequence[Tensor], *, variant: str = "right") -> Tensor:
-    """This rank's share of the mean gradient, flat; zeros fill the last share up. `variant` spoils it.
+def reduce_gradients(gradients: Sequence[Tensor]) -> Tensor:
+    """This rank's share of the mean gradient, flat; zeros fill the last share up.
 
     Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §5.2; the padding is that of `dlojz.by_hand.zero`.
     """
     size = dist.get_world_size()
-    pieces = [gradient.flatten() for gradient in gradients]
-    if variant == "each apart":
-        pieces = [F.pad(piece, (0, -piece.numel() % size)) for piece in pieces]
-    flat = torch.cat(pieces)
-    missing = size - flat.numel() % size if variant == "one more" else -flat.numel() % size
-    flat = F.pad(flat, (missing, 0) if variant == "in front" else (0, missing))
-    # The r-th chunk then holds the numbers r, r + N, r + 2N … of the flat gradient.
-    if variant == "every other":
-        flat = flat.view(-1, size).T.flatten()
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    flat = F.pad(flat, (0, -flat.numel() % size))
     share = flat.new_empty(flat.numel() // size)
     # Who: all ranks. What: all gradients, flat and padded, summed; rank r gets the r-th part. How much: their bytes.
     dist.reduce_scatter_tensor(share, flat)
@@ -276,16 +232,20 @@ SHARD_GRADIENTS = TEXTS.exercise(
     trial=_reduce_trial,
     local=lambda rank, size, seed: _share_of([rank], rank, size, seed),
     labels={_SHARE: Said("the share of the gradient", "le gradient (la part du rang)")},
+    source=(reduce_gradients,),
     mistakes={
-        "you pad each gradient by itself": lambda gradients: reduce_gradients(gradients, variant="each apart"),
-        "gradients laid from the last to the first": lambda gradients: reduce_gradients(gradients[::-1]),
-        "the last gradient is missing": lambda gradients: reduce_gradients(gradients[:-1]),
-        "your matrices are laid out column by column": lambda gradients: reduce_gradients(
-            [gradient.T if gradient.dim() == 2 else gradient for gradient in gradients]
+        "you pad each gradient by itself": (
+            "gradient.flatten() → F.pad(gradient.flatten(), (0, -gradient.numel() % size))"
         ),
-        "zeros added where none are missing": lambda gradients: reduce_gradients(gradients, variant="one more"),
-        "the zeros stand in front": lambda gradients: reduce_gradients(gradients, variant="in front"),
-        "each rank gets every N-th number": lambda gradients: reduce_gradients(gradients, variant="every other"),
+        "gradients laid from the last to the first": "in gradients] → in gradients[::-1]]",
+        "the last gradient is missing": "in gradients] → in gradients[:-1]]",
+        "your matrices are laid out column by column": (
+            "gradient.flatten() → (gradient.T if gradient.dim() == 2 else gradient).flatten()"
+        ),
+        "zeros added where none are missing": "-flat.numel() % size → size - flat.numel() % size",
+        "the zeros stand in front": "(0, -flat.numel() % size) → (-flat.numel() % size, 0)",
+        # The r-th chunk then holds the numbers r, r + N, r + 2N … of the flat gradient.
+        "each rank gets every N-th number": "(share, flat) → (share, flat.view(-1, size).T.flatten())",
     },
     inspect=_inspect_volume,
 )
@@ -318,8 +278,8 @@ def _ranks() -> int:
     return dist.get_world_size()
 
 
-def sharded_linear(x: Tensor, share: Tensor, *, variant: str = "right") -> Tensor:
-    """x Wᵀ, where each rank holds some rows of W: gathered for forward, and again for backward. `variant` spoils it.
+def sharded_linear(x: Tensor, share: Tensor) -> Tensor:
+    """x Wᵀ, where each rank holds some rows of W: gathered for forward, and again for backward.
 
     Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §5.3.
     """
@@ -339,13 +299,7 @@ def sharded_linear(x: Tensor, share: Tensor, *, variant: str = "right") -> Tenso
             weight_gradient = gradient.T @ x
             # Who: all ranks. What: the gradient of the whole matrix, summed; rank r gets its rows. How much: its bytes.
             dist.reduce_scatter_tensor(share_gradient, weight_gradient.contiguous())
-            weight = gather(share)
-            if variant == "first rows":
-                weight = share.repeat(size, 1)
-            input_gradient = gradient @ weight
-            if variant == "averages x":
-                dist.all_reduce(input_gradient)
-                input_gradient /= size
+            input_gradient = gradient @ gather(share)
             return input_gradient, share_gradient / size
 
     result: Tensor = ShardedLinear.apply(x, share)
@@ -418,11 +372,14 @@ SHARD_WEIGHTS = TEXTS.exercise(
     trial=_trial,
     local=_local,
     labels=LABELS,
+    source=(sharded_linear,),
     mistakes={
         "the output is divided by the number of ranks": lambda x, share: sharded_linear(x, share) / _ranks(),
         "this rank's rows repeated for all ranks": lambda x, share: x @ share.repeat(_ranks(), 1).T,
-        "you average the gradient of x over the ranks": lambda x, share: sharded_linear(x, share, variant="averages x"),
-        "backward with this rank's rows alone": lambda x, share: sharded_linear(x, share, variant="first rows"),
+        "you average the gradient of x over the ranks": (
+            "return input_gradient, → return dist.all_reduce(input_gradient) or input_gradient / size,"
+        ),
+        "backward with this rank's rows alone": "gradient @ gather(share) → gradient @ share.repeat(size, 1)",
     },
     inspect=_inspect,
 )

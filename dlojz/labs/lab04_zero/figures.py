@@ -7,6 +7,7 @@ tells in words (its `alt`) what it shows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullFormatter
@@ -25,7 +26,7 @@ from dlojz.display.style import (
     category_label,
 )
 from dlojz.hardware import Device
-from dlojz.labs.kit.exercise import or_to_do
+from dlojz.labs.kit.exercise import Sentences, or_to_do
 from dlojz.labs.kit.figures import (
     answered,
     bar,
@@ -40,6 +41,8 @@ from dlojz.labs.lab04_zero.exercises_cost import compare_with_compute
 from dlojz.prediction import predict
 from dlojz.results.footprint import CATEGORIES, Category, Footprint
 from dlojz.running.run import Run
+
+TEXTS = Sentences(Path(__file__).with_suffix(".md"))
 
 GIB = 2**30
 SHOWN: tuple[Category, ...] = ("weights", "gradients", "optimizer", "master")
@@ -78,10 +81,7 @@ def table_1(state_bytes: Callable[[float, int, int], float]) -> Table:
                 cells += [decimal(ours, 2), f"({localized(printed)})"]
             rows.append((format_count(parameters), str(ranks), *cells))
     count = 3 * len(rows)
-    agree = say(
-        en=f"{agreeing} of {count} cells agree to the last digit printed.",
-        fr=f"Cases égales au dernier chiffre imprimé près : {agreeing} sur {count}.",
-    )
+    agree = TEXTS.say("table 1", "agreeing cells", agreeing=agreeing, count=count)
     stages = "; ".join(
         f"{say(en='stage', fr='niveau')} {stage}; {say(en='(paper)', fr='(article)')}" for stage in (1, 2, 3)
     )
@@ -207,12 +207,7 @@ def offloading(
     ratio: Callable[[int, float, float, float], float], *, flops_per_s: float, pcie_bytes_per_s: float
 ) -> LabFigure:
     """Seconds of transfers over seconds of computation, by tokens per rank and step, for some numbers of ranks."""
-    axes = panel(
-        7.0,
-        3.4,
-        en="Transfers over computation by tokens per rank and step: below one they can be hidden.",
-        fr="Transferts rapportés au calcul, selon les tokens par rang et par pas : sous un, ils sont recouvrables.",
-    )
+    axes = panel(7.0, 3.4, *TEXTS.sentence("offloading", "alt"))
     tokens = [2**power for power in range(8, 18)]
     names = {
         1: say(en="1 rank", fr="1 rang"),
@@ -262,12 +257,9 @@ def lost_time_seen(zero_3: Callable[[Sequence[float], int, float, float], float]
     small, large, few, many = (compare_with_compute(*case, zero_3)["ZeRO-3"] for case in cases)
     return answered(
         [
-            (say(en="CoAtNet-0, 64 GPUs: it communicates longer than it computes",
-                 fr="CoAtNet-0, 64 GPU : il communique plus longtemps qu’il ne calcule"), small > 1),
-            (say(en="CoAtNet-7, 64 GPUs: it communicates longer than it computes",
-                 fr="CoAtNet-7, 64 GPU : il communique plus longtemps qu’il ne calcule"), large > 1),
-            (say(en="CoAtNet-7, from 8 to 1,024 GPUs: time of communication",
-                 fr="CoAtNet-7, de 8 à 1 024 GPU : temps de communication"), f"× {significant(many / few, 2)}"),
+            (TEXTS.say("lost time seen", "CoAtNet-0 on 64 GPUs"), small > 1),
+            (TEXTS.say("lost time seen", "CoAtNet-7 on 64 GPUs"), large > 1),
+            (TEXTS.say("lost time seen", "CoAtNet-7 from 8 to 1,024 GPUs"), f"× {significant(many / few, 2)}"),
         ]
     )  # fmt: skip
 

@@ -13,8 +13,8 @@ from itertools import pairwise
 from typing import Any
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import a_or_an, say, shortest
-from dlojz.labs.kit.exercise import Said, Wrong
+from dlojz.base.language import say, shortest
+from dlojz.labs.kit.exercise import Said, Wrong, kind_of
 from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
 from dlojz.labs.kit.judges import refuse_nothing
 from dlojz.pipeline.analysis import fraction, overhead, total_time
@@ -44,9 +44,7 @@ def read_order(texts: Any, stage: int) -> list[Action]:
     """
     refuse_nothing(texts)
     if isinstance(texts, str | Action) or not isinstance(texts, Iterable):
-        raise TEXTS.wrong(
-            "shared", "no list of actions", a_kind=a_or_an(type(texts).__name__), kind=type(texts).__name__
-        )
+        raise TEXTS.wrong("shared", "no list of actions", kind=kind_of(texts))
     order = []
     for entry in texts:
         order.append(_action(entry, stage))
@@ -64,9 +62,7 @@ def _action(entry: Any, stage: int) -> Action:
             return parse_action(f"{stage}{text}" if _SHORT.fullmatch(text) else text)
         except LabError:
             raise TEXTS.wrong("shared", "no action", text=text) from None
-    raise TEXTS.wrong(
-        "shared", "an entry that is no text", a_kind=a_or_an(type(entry).__name__), kind=type(entry).__name__
-    )
+    raise TEXTS.wrong("shared", "an entry that is no text", kind=kind_of(entry))
 
 
 def read_schedule(answer: Any, ranks: int, micro_batches: int) -> Schedule:
@@ -76,23 +72,18 @@ def read_schedule(answer: Any, ranks: int, micro_batches: int) -> Schedule:
         Wrong: as `read_order`, and for another number of ranks, stages or micro-batches than asked for.
     """
     if isinstance(answer, Schedule):
-        size, expected_size = (answer.ranks, answer.stages, answer.micro_batches), (ranks, ranks, micro_batches)
-        if size != expected_size:
+        if (answer.ranks, answer.stages, answer.micro_batches) != (ranks, ranks, micro_batches):
             raise TEXTS.wrong(
                 "shared",
                 "another number of ranks, stages or micro-batches",
                 ranks=ranks,
                 micro_batches=micro_batches,
-                ranks_found=size[0],
-                stages=size[1],
-                micro_batches_found=size[2],
+                schedule=answer,
             )
         return answer
     refuse_nothing(answer)
     if isinstance(answer, str) or not isinstance(answer, Iterable):
-        raise TEXTS.wrong(
-            "shared", "no list per rank", a_kind=a_or_an(type(answer).__name__), kind=type(answer).__name__
-        )
+        raise TEXTS.wrong("shared", "no list per rank", kind=kind_of(answer))
     rows = list(answer)
     if len(rows) != ranks:
         raise TEXTS.wrong("shared", "another number of lists", ranks=ranks, rows_count=len(rows))
@@ -268,21 +259,17 @@ ORDER_KEPT = TEXTS.exercise(
     kept,
     cases=_places,
     mistakes={
-        "for 1F1B you give what rank 0 keeps": lambda schedule, r, p, m: m if schedule == "gpipe" else min(p, m),
-        "1F1B not limited by the micro-batches": lambda schedule, r, p, m: m if schedule == "gpipe" else p - r,
-        "1F1B ranks the wrong way round": lambda schedule, r, p, m: m if schedule == "gpipe" else min(r + 1, m),
-        "for 1F1B you give all micro-batches": lambda schedule, r, p, m: m,
-        "GPipe and 1F1B are swapped": lambda schedule, r, p, m: min(p - r, m) if schedule == "gpipe" else m,
-        "for 1F1B you keep one micro-batch on every rank": lambda schedule, r, p, m: m if schedule == "gpipe" else 1,
-        "for 1F1B you count one micro-batch too many": lambda schedule, r, p, m: (
-            m if schedule == "gpipe" else min(p - r + 1, m)
-        ),
-        "GPipe limited by the number of ranks": lambda schedule, r, p, m: p if schedule == "gpipe" else min(p - r, m),
-        "larger of the two numbers for 1F1B": lambda schedule, r, p, m: m if schedule == "gpipe" else max(p - r, m),
-        "GPipe keeps as little as 1F1B": lambda schedule, r, p, m: min(p - r, m),
-        "1F1B leaves out the micro-batch in backward": lambda schedule, r, p, m: (
-            m if schedule == "gpipe" else min(p - r - 1, m)
-        ),
+        "for 1F1B you give what rank 0 keeps": "ranks - rank, → ranks,",
+        "1F1B not limited by the micro-batches": "min(ranks - rank, micro_batches) → ranks - rank",
+        "1F1B ranks the wrong way round": "ranks - rank, → rank + 1,",
+        "for 1F1B you give all micro-batches": "min(ranks - rank, micro_batches) → micro_batches",
+        "GPipe and 1F1B are swapped": "== → !=",
+        "for 1F1B you keep one micro-batch on every rank": "min(ranks - rank, micro_batches) → 1",
+        "for 1F1B you count one micro-batch too many": "ranks - rank, → ranks - rank + 1,",
+        "GPipe limited by the number of ranks": "return micro_batches → return ranks",
+        "larger of the two numbers for 1F1B": "min(ranks → max(ranks",
+        "GPipe keeps as little as 1F1B": "return micro_batches → return min(ranks - rank, micro_batches)",
+        "1F1B leaves out the micro-batch in backward": "ranks - rank, → ranks - rank - 1,",
     },
 )
 
@@ -299,7 +286,7 @@ def _check_cap(answer: Callable[..., Any], ranks: int, micro_batches: int, limit
         rank = peaks.index(max(peaks))
         raise Wrong(
             _case(schedule, limit)
-            + str(TEXTS.sentence("memory-cap", "too many micro-batches at once", rank=rank, peaks=shortest(max(peaks))))
+            + TEXTS.say("memory-cap", "too many micro-batches at once", rank=rank, peaks=shortest(max(peaks)))
         )
     length, best = simulate(schedule).makespan, optimum(ranks, micro_batches, memory_limit=limit).value
     if length > best:

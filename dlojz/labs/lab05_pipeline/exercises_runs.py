@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from dlojz.base.language import shortest
 from dlojz.config.run_config import RunConfig
-from dlojz.labs.kit.exercise import Said, Wrong
+from dlojz.labs.kit.exercise import Said
 from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
 from dlojz.labs.kit.judges import asked_run, check_settings, expect_json, reader, refuse_nothing
 from dlojz.processes.forks import RankAnswer
@@ -47,8 +47,6 @@ def run_stage(
     shape: tuple[int, ...],
     dtype: torch.dtype,
     send: Callable[[Tensor, int], object] | None = None,
-    *,
-    variant: str = "right",
 ) -> None:
     """This rank's part of one micro-batch: its stage forward, then backward; gradients are left in the parameters.
 
@@ -58,7 +56,6 @@ def run_stage(
         loss_of: loss of the last stage's output.
         shape, dtype: of what passes between two stages.
         send: sends a tensor to a rank; `dist.send` by default.
-        variant: spoils it.
 
     Source: Huang et al. 2019 (arXiv 1811.06965), §2.2, for one micro-batch.
     """
@@ -78,20 +75,9 @@ def run_stage(
         gradient = torch.empty_like(y)
         # Who: the rank behind. What: the gradient of the output sent to it. How much: the same.
         dist.recv(gradient, rank + 1)
-        if variant == "no gradient":
-            y.sum().backward()
-        else:
-            y.backward(gradient, retain_graph=variant == "twice")
-        if variant == "twice":
-            y.backward(gradient)
+        y.backward(gradient)
     if rank > 0 and x.grad is not None:
-        handed = x.detach() if variant == "activation back" else x.grad
-        if variant == "zeros":
-            handed = torch.zeros_like(x)
-        if variant.startswith("gradient passed on"):
-            # A gradient handed on as it came: on the last rank, where none came, one of ones or zeros.
-            handed = torch.full_like(x, float(variant.endswith("ones"))) if rank == last_rank else gradient
-        send(handed, rank - 1)
+        send(x.grad, rank - 1)
 
 
 def _stages(size: int, seed: int) -> tuple[list[nn.Sequential], list[Tensor], Tensor]:
@@ -217,19 +203,20 @@ STAGE_BOUNDARY = TEXTS.exercise(
     trial=_trial,
     cases=CASES,
     labels=_LABELS,
+    source=(run_stage,),
     mistakes={
         "the gradient that has been received is not used": MistakeWay(
-            lambda *arguments: run_stage(*arguments, variant="no gradient"),
-            seen=lambda ranks: not any(rank["ones"] for rank in ranks),
+            "y.backward(gradient) → y.sum().backward()", seen=lambda ranks: not any(rank["ones"] for rank in ranks)
         ),
-        "backward runs twice from the received gradient": lambda *arguments: run_stage(*arguments, variant="twice"),
-        "what you send back is zero everywhere": lambda *arguments: run_stage(*arguments, variant="zeros"),
-        "you send back the activation that was received": lambda *arguments: run_stage(
-            *arguments, variant="activation back"
+        "backward runs twice from the received gradient": (
+            "y.backward(gradient) → y.backward(gradient, retain_graph=True), y.backward(gradient)"
         ),
-        "you hand the gradient of your output on as it came": tuple(
-            lambda *arguments, variant=variant: run_stage(*arguments, variant=variant)
-            for variant in ("gradient passed on, ones", "gradient passed on, zeros")
+        "what you send back is zero everywhere": "send(x.grad, → send(torch.zeros_like(x),",
+        "you send back the activation that was received": "send(x.grad, → send(x.detach(),",
+        # On the last rank, where none came, one of ones or zeros.
+        "you hand the gradient of your output on as it came": (
+            "send(x.grad, → send(torch.ones_like(x) if rank == last_rank else gradient,",
+            "send(x.grad, → send(torch.zeros_like(x) if rank == last_rank else gradient,",
         ),
     },
     inspect=_inspect,
@@ -283,36 +270,22 @@ def _check_cut(answer: Callable[..., Any], weights: list[int], limit: int) -> in
     loads = [sum(weights[start:stop]) for start, stop in pairwise(bounds)]
     fewest = len(first_fit(weights, limit)) - 1
     if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != len(weights) or bounds != sorted(bounds):
-        en = f"your function returns {bounds}, but bounds rise from 0 to {len(weights)}, the number of blocks."
-        fr = f"votre fonction renvoie {bounds}, mais des bornes croissent de 0 à {len(weights)}, le nombre de blocs."
+        sentence = TEXTS.sentence("first-fit", "bounds that do not rise", bounds=bounds, blocks=len(weights))
     elif max(loads) > limit:
-        en = (
-            f"a stage of your cut {bounds} weighs {max(loads)}. Look before you add a block: if it would exceed the "
-            "limit, it begins the next stage."
-        )
-        fr = (
-            f"un étage de votre découpage {bounds} pèse {max(loads)}. Regardez avant d’ajouter un bloc : s’il fait "
-            "dépasser la limite, c’est lui qui commence l’étage suivant."
-        )
+        sentence = TEXTS.sentence("first-fit", "a stage that is too heavy", bounds=bounds, load=max(loads))
     elif 0 in loads:
-        en, fr = f"a stage of your cut {bounds} has no block.", f"un étage de votre découpage {bounds} n’a aucun bloc."
+        sentence = TEXTS.sentence("first-fit", "a stage without a block", bounds=bounds)
     elif len(loads) > fewest:
         # Where no block is added that would still fit, each stage but the last takes as many as it can.
         early = next(n for n, load in enumerate(loads[:-1]) if load + weights[bounds[n + 1]] <= limit)
-        full = loads[early] + weights[bounds[early + 1]]
-        en = (
-            f"your cut {bounds} has {len(loads)} stages of loads {loads}, but {fewest} are enough: stage {early} could "
-            f"take block {bounds[early + 1]} as well, and weigh {full}"
-            + (", exactly the limit." if full == limit else ".")
-        )
-        fr = (
-            f"votre découpage {bounds} a {len(loads)} étages de charges {loads}, alors que {fewest} suffisent : "
-            f"l’étage {early} pourrait prendre aussi le bloc {bounds[early + 1]}, et peser {full}"
-            + (", soit exactement la limite." if full == limit else ".")
-        )
+        block = bounds[early + 1]
+        full = loads[early] + weights[block]
+        counts = {"bounds": bounds, "stages": len(loads), "loads": loads, "fewest": fewest}
+        key = "more stages than needed, one of exactly the limit" if full == limit else "more stages than needed"
+        sentence = TEXTS.sentence("first-fit", key, **counts, early=early, block=block, full=full)
     else:
         return len(loads)
-    raise Wrong(en=f"For {weights} and the limit {limit}: {en}", fr=f"Pour {weights} et la limite {limit} : {fr}")
+    raise TEXTS.wrong("first-fit", "a case", weights=weights, limit=limit, sentence=sentence)
 
 
 _read_bounds = reader(
@@ -334,20 +307,9 @@ def stale_sgd(step: float, delay: int, updates: int) -> list[float]:
 
     Source: Yang et al. 2021, PipeMare (arXiv 1910.05124), §2.2, on λ/2 w² with λ = 1.
     """
-    return _iterate(step, delay, updates)
-
-
-def _iterate(step: float, delay: int, updates: int, variant: str = "right") -> list[float]:
     weights = [1.0]
     for number in range(updates):
-        if variant == "short":  # stale only where there is a past
-            old = weights[number - delay] if number >= delay else 0.0
-        elif variant == "fresh at first":
-            old = weights[number - delay if number >= delay else number]
-        else:
-            old = weights[max(number - delay, 0)]
-        base = old if variant == "from the old weights" else weights[number]
-        weights.append(base - step * old)
+        weights.append(weights[number] - step * weights[max(number - delay, 0)])
     return weights
 
 
@@ -394,29 +356,25 @@ def _last(answer: Callable[..., Any], step: float, delay: int, updates: int) -> 
     return float(weights[-1])
 
 
+_OLD_WEIGHT = "weights[max(number - delay, 0)]"
+
 STALE_SGD = TEXTS.exercise(
     "stale-sgd",
     stale_sgd,
     cases=_stale_cases,
     trial=_last,
     mistakes={
-        "your gradient is fresh": lambda step, delay, updates: _iterate(step, 0, updates),
-        "your gradient is one update too old": lambda step, delay, updates: _iterate(step, delay + 1, updates),
-        "step taken from the old weights": lambda step, delay, updates: _iterate(
-            step, delay, updates, "from the old weights"
+        "your gradient is fresh": "number - delay → number",
+        "your gradient is one update too old": "number - delay → number - delay - 1",
+        "step taken from the old weights": f"weights[number] → {_OLD_WEIGHT}",
+        "fresh gradient in the first updates": (
+            f"{_OLD_WEIGHT} → weights[number - delay if number >= delay else number]"
         ),
-        "fresh gradient in the first updates": lambda step, delay, updates: _iterate(
-            step, delay, updates, "fresh at first"
-        ),
-        "your gradient is one update too fresh": lambda step, delay, updates: _iterate(
-            step, max(delay - 1, 0), updates
-        ),
-        "you add the gradient": lambda step, delay, updates: _iterate(-step, delay, updates),
-        "gradient 2w of w²/2": lambda step, delay, updates: _iterate(2 * step, delay, updates),
-        "your gradient is always that of w = 1": lambda step, delay, updates: [
-            1.0 - step * number for number in range(updates + 1)
-        ],
-        "zero gradient in the first updates": lambda step, delay, updates: _iterate(step, delay, updates, "short"),
+        "your gradient is one update too fresh": "number - delay → number - max(delay - 1, 0)",
+        "you add the gradient": "- step → + step",
+        "gradient 2w of w²/2": "step * → 2 * step *",
+        "your gradient is always that of w = 1": f"{_OLD_WEIGHT} → 1.0",
+        "zero gradient in the first updates": f"{_OLD_WEIGHT} → (weights[number - delay] if number >= delay else 0.0)",
     },
 )
 
@@ -455,15 +413,8 @@ def _three(answer: Any) -> tuple[Any, Any, Mapping[str, Any]]:
 def _check_numbers(processes: Any, stages: Any, config: RunConfig, request: Said) -> None:
     layout = config.layout
     if stages != layout.pp:
-        replicas = stages == layout.dp
-        raise Wrong(
-            en=f"Asked for: {request.en}. You give -p {stages}"
-            + (", the replicas" if replicas else "")
-            + f"; -p is the number of stages of one pipeline: {layout.pp}.",
-            fr=f"Demandé : {request.fr}. Vous donnez -p {stages}"
-            + (", les répliques" if replicas else "")
-            + f" ; -p est le nombre d’étages d’un pipeline : {layout.pp}.",
-        )
+        key = "the replicas for the stages" if stages == layout.dp else "another number of stages"
+        raise TEXTS.wrong("pipeline-json", key, request=request, stages=stages, due=layout.pp)
     if processes != layout.world_size:
         raise TEXTS.wrong(
             "pipeline-json", "another number of processes", request=request, processes=processes, layout=layout

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from matplotlib.ticker import NullFormatter
@@ -20,7 +21,7 @@ from dlojz.display.canvas import LabFigure
 from dlojz.display.figures.partition_figures import overlay_figure, partition_figure
 from dlojz.display.pipeline_drawing import compare_figure, schedule_figure
 from dlojz.display.style import BLACK, LINE_STYLES
-from dlojz.labs.kit.exercise import Verdict, Wrong, or_to_do
+from dlojz.labs.kit.exercise import Sentences, Verdict, Wrong, or_to_do
 from dlojz.labs.kit.figures import labelled, panel, pictured, plot_lines, unmeasured
 from dlojz.labs.lab05_pipeline.exercises_orders import read_schedule, refuse_invalid
 from dlojz.labs.lab05_pipeline.exercises_runs import FirstFit, StaleSgd, largest_step, smallest_bottleneck
@@ -34,6 +35,8 @@ from dlojz.pipeline.simulator import MeasuredOverlay, overlay, peak_activations,
 from dlojz.pipeline.stale_weights import threshold, version_audit
 from dlojz.pipeline.validity import check
 from dlojz.running.run import Run
+
+TEXTS = Sentences(Path(__file__).with_suffix(".md"))
 
 
 def chunk_costs(schedule: Schedule, **changes: Any) -> Costs:
@@ -61,10 +64,7 @@ def bubbles(
                 *(" | ".join(map(percent, pair)) for pair in shares),
             )
             rows.append((name, str(ranks), str(micro_batches), *cells))
-    head = titles(
-        en="formula | simulated; p; m; step; fraction; overhead",
-        fr="formule | simulé; p; m; pas; fraction; surcoût",
-    )
+    head = titles(*TEXTS.sentence("bubbles", "heads"))
     return Table(head, tuple(rows))
 
 
@@ -114,12 +114,7 @@ def capped(
     makespans = [simulate(_yours(under_cap(ranks, micro_batches, n), ranks, micro_batches)).makespan for n in limits]
     best = [optimum(ranks, micro_batches, memory_limit=n).value for n in limits]
     summary = ", ".join(f"{n}: {significant(length, 4)}" for n, length in zip(limits, makespans, strict=True))
-    axes = panel(
-        7.0,
-        3.4,
-        en=f"Length of the step by the micro-batches that a rank may keep: {summary}.",
-        fr=f"Durée du pas selon le nombre de micro-batches qu’un rang peut garder : {summary}.",
-    )
+    axes = panel(7.0, 3.4, *TEXTS.sentence("capped", "alt", summary=summary))
     series = {
         say(en="your schedule", fr="votre ordonnancement"): makespans,
         say(en="proven optimum", fr="optimum prouvé"): best,
@@ -167,10 +162,7 @@ def all_schedules(names: Sequence[str], ranks: int, micro_batches: int, **option
                 entry(name).limits(),
             )
         )  # fmt: skip
-    head = titles(
-        en="schedule; makespan; span; bubble; kept; weights; messages; price",
-        fr="ordonnancement; durée; portée; bulle; gardés; poids; messages; prix",
-    )
+    head = titles(*TEXTS.sentence("all schedules", "heads"))
     return Table(head, tuple(rows))
 
 
@@ -266,10 +258,7 @@ def memory(count_of: Callable[[str, int, int, int], int], runs: Sequence[Run]) -
             rows.append(
                 (str(layout.schedule), str(rank), str(count), format_bytes(measured), format_bytes(measured / count))
             )
-    head = titles(
-        en="schedule; rank; kept; activations; per micro-batch",
-        fr="ordonnancement; rang; gardés; activations; par micro-batch",
-    )
+    head = titles(*TEXTS.sentence("memory", "heads"))
     return Table(head, tuple(rows))
 
 
@@ -298,10 +287,7 @@ def traffic(run: Run) -> Table:
                 sums.get(("dp", "all_reduce"), "0"),
             )
         )
-    head = titles(
-        en="rank; stage; replica; weights; sent; received; all-reduce",
-        fr="rang; étage; réplique; poids; envoyé; reçu; all-reduce",
-    )
+    head = titles(*TEXTS.sentence("traffic", "heads"))
     return Table(head, tuple(rows))
 
 
@@ -351,10 +337,7 @@ def staleness(ranks: int, micro_batches: int, names: Sequence[str] = ASYNCHRONOU
                 say(en="no", fr="non") if audit.mixed else say(en="yes", fr="oui"),
             )
         )
-    head = titles(
-        en="method; delay, forward; backward; versions kept; a true gradient?",
-        fr="méthode; retard, passe avant; passe arrière; versions gardées; un vrai gradient ?",
-    )
+    head = titles(*TEXTS.sentence("staleness", "heads"))
     return Table(head, tuple(rows))
 
 
@@ -371,10 +354,7 @@ def _asynchronous(name: str, ranks: int, micro_batches: int) -> Any:
 def losses(runs: Mapping[str, Sequence[float]]) -> LabFigure:
     """The loss of several trainings by update."""
     axes = panel(
-        8.0,
-        3.4,
-        en=f"Loss by update: {', '.join(runs)}.",
-        fr=f"Perte selon la mise à jour : {', '.join(runs)}.",
+        8.0, 3.4, en=f"Loss by update: {', '.join(runs)}.", fr=f"Perte selon la mise à jour : {', '.join(runs)}."
     )
     for (label, run_losses), (color, line, _) in zip(runs.items(), LINE_STYLES, strict=False):
         smooth = [sum(run_losses[max(n - 9, 0) : n + 1]) / min(n + 1, 10) for n in range(len(run_losses))]

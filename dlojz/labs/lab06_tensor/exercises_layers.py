@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dlojz.labs.kit.exercise import Mistake, Said
-from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.exercise_texts import Texts, edited_when_called
 from dlojz.labs.kit.judges import expect_several
 from dlojz.labs.kit.rank_judges import (
     BIAS_EVERYWHERE,
@@ -80,21 +80,6 @@ def _own_of_x(rank: int, size: int, seed: int) -> Tensor:
     return part
 
 
-def _by_rows(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    x, weight, bias, _ = _column_inputs(seed)
-    return {OUTPUT: x.chunk(size, dim=1)[rank] @ weight.chunk(size, dim=1)[rank].T + bias}
-
-
-def _added_columns(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    x, weight, bias, _ = _column_inputs(seed)
-    return {OUTPUT: added((x @ weight.T + bias).chunk(size, dim=1))}
-
-
-def _every_nth(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    x, weight, bias, _ = _column_inputs(seed)
-    return {OUTPUT: (x @ weight.T + bias)[:, rank::size]}
-
-
 def _largest(tensors: list[Tensor]) -> Tensor:
     return torch.stack(tensors).amax(0)
 
@@ -114,6 +99,10 @@ def _inspect_column(answers: list[RankAnswer], size: int) -> None:
         )
 
 
+def _column_output(edits: str) -> Values:
+    return only(edited_when_called((_column,), edits), [OUTPUT])
+
+
 COLUMN_LINEAR = TEXTS.exercise(
     "column-linear",
     _column,
@@ -122,49 +111,35 @@ COLUMN_LINEAR = TEXTS.exercise(
     trial=_column_trial,
     inspect=_inspect_column,
     faults={
-        "the wrong dimension is split": _by_rows,
-        "you add up the outputs of the ranks": _added_columns,
-        "every rank holds the whole output": lambda rank, size, seed: {
-            OUTPUT: _column_inputs(seed)[0] @ _column_inputs(seed)[1].T + _column_inputs(seed)[2]
-        },
-        "you take every N-th feature": _every_nth,
-        "the bias is left out": Mistake(
-            lambda rank, size, seed: {
-                OUTPUT: _column(rank, size, seed)[OUTPUT] - _column_inputs(seed)[2].chunk(size)[rank]
-            },
-            *NO_BIAS,
+        "the wrong dimension is split": _column_output(
+            "(x @ weight.T + bias).chunk(size, dim=1)[rank] → "
+            "x.chunk(size, dim=1)[rank] @ weight.chunk(size, dim=1)[rank].T + bias"
         ),
+        "you add up the outputs of the ranks": _column_output(
+            "(x @ weight.T + bias).chunk(size, dim=1)[rank] → added((x @ weight.T + bias).chunk(size, dim=1))"
+        ),
+        "every rank holds the whole output": _column_output(".chunk(size, dim=1)[rank] →"),
+        "you take every N-th feature": _column_output(".chunk(size, dim=1)[rank] → [:, rank::size]"),
+        "the bias is left out": Mistake(_column_output("+ bias →"), *NO_BIAS),
         "no sum of x's gradient in backward": Mistake(
-            lambda rank, size, seed: {
-                OUTPUT: _column(rank, size, seed)[OUTPUT],
-                OF_X: _own_of_x(rank, size, seed),
-            },
-            *NO_BACKWARD_SUM,
+            edited_when_called((_column,), "gradient @ weight → _own_of_x(rank, size, seed)"), *NO_BACKWARD_SUM
         ),
         "gradients of x laid side by side": lambda rank, size, seed: {
             OF_X: torch.cat([_own_of_x(peer, size, seed) for peer in range(size)], dim=1)
         },
-        "every rank adds rank 0's part of the bias": lambda rank, size, seed: {
-            OUTPUT: _column(rank, size, seed)[OUTPUT]
-            + _column_inputs(seed)[2].chunk(size)[0]
-            - _column_inputs(seed)[2].chunk(size)[rank]
-        },
-        "every rank computes rank 0's outputs": lambda rank, size, seed: {OUTPUT: _column(0, size, seed)[OUTPUT]},
-        "the order of the ranks is reversed": lambda rank, size, seed: {
-            OUTPUT: _column(size - 1 - rank, size, seed)[OUTPUT]
-        },
-        "the two results are swapped": lambda rank, size, seed: {
-            OUTPUT: _column(rank, size, seed)[OF_X],
-            OF_X: _column(rank, size, seed)[OUTPUT],
-        },
-        "largest contribution to the gradient of x": lambda rank, size, seed: {
-            OUTPUT: _column(rank, size, seed)[OUTPUT],
-            OF_X: _largest([_own_of_x(peer, size, seed) for peer in range(size)]),
-        },
-        "you add up y_gradient over the ranks": lambda rank, size, seed: {
-            OUTPUT: _column(rank, size, seed)[OUTPUT],
-            OF_X: added(_column_inputs(seed)[3].chunk(size, dim=1)) @ _column_inputs(seed)[1].chunk(size)[rank],
-        },
+        "every rank adds rank 0's part of the bias": _column_output(
+            "(x @ weight.T + bias).chunk(size, dim=1)[rank] → "
+            "(x @ weight.T).chunk(size, dim=1)[rank] + bias.chunk(size)[0]"
+        ),
+        "every rank computes rank 0's outputs": _column_output("[rank] → [0]"),
+        "the order of the ranks is reversed": _column_output("[rank] → [-1 - rank]"),
+        "the two results are swapped": "OUTPUT: (x → OF_X: (x; OF_X: gradient → OUTPUT: gradient",
+        "largest contribution to the gradient of x": (
+            "gradient @ weight → _largest([_own_of_x(peer, size, seed) for peer in range(size)])"
+        ),
+        "you add up y_gradient over the ranks": (
+            "gradient @ weight → added(gradient.chunk(size, dim=1)) @ weight.chunk(size)[rank]"
+        ),
     },
 )
 
@@ -198,16 +173,14 @@ def _row(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     }
 
 
-def _mismatched(size: int, seed: int, take: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """The output, where ranks multiply their inputs by other columns of the weight."""
-    x, weight, bias, _ = _row_inputs(seed)
-    return added(part @ take(weight, rank).T for rank, part in enumerate(x.chunk(size, dim=1))) + bias
-
-
 def _partial(rank: int, size: int, seed: int) -> Tensor:
     x, weight, _, _ = _row_inputs(seed)
     part: Tensor = x.chunk(size, dim=1)[rank] @ weight.chunk(size, dim=1)[rank].T
     return part
+
+
+def _row_output(edits: str, *names: str) -> Values:
+    return only(edited_when_called((_row,), edits), [OUTPUT, *names])
 
 
 ROW_LINEAR = TEXTS.exercise(
@@ -219,56 +192,37 @@ ROW_LINEAR = TEXTS.exercise(
     labels=LINEAR_LABELS,
     faults={
         "no sum in forward, bias added": Mistake(
-            lambda rank, size, seed: {OUTPUT: _partial(rank, size, seed) + _row_inputs(seed)[2]},
-            *NO_FORWARD_SUM,
+            _row_output("x @ weight.T → _partial(rank, size, seed)"), *NO_FORWARD_SUM
         ),
         "no sum in forward, no bias": Mistake(
-            lambda rank, size, seed: {OUTPUT: _partial(rank, size, seed)}, *NO_FORWARD_SUM
+            _row_output("x @ weight.T + bias → _partial(rank, size, seed)"), *NO_FORWARD_SUM
         ),
-        "bias added on every rank before the sum": Mistake(
-            lambda rank, size, seed: {OUTPUT: _row(rank, size, seed)[OUTPUT] + (size - 1) * _row_inputs(seed)[2]},
-            *BIAS_EVERYWHERE,
+        "bias added on every rank before the sum": Mistake(_row_output("+ bias → + size * bias"), *BIAS_EVERYWHERE),
+        "the bias is left out": Mistake(_row_output("+ bias →"), *NO_BIAS),
+        "you lay the partial products side by side": _row_output(
+            "x @ weight.T + bias → torch.cat([_partial(peer, size, seed) for peer in range(size)], dim=1)"
         ),
-        "the bias is left out": Mistake(
-            lambda rank, size, seed: {OUTPUT: _row(rank, size, seed)[OUTPUT] - _row_inputs(seed)[2]}, *NO_BIAS
-        ),
-        "you lay the partial products side by side": lambda rank, size, seed: {
-            OUTPUT: _joined([_partial(peer, size, seed) for peer in range(size)])
-        },
-        "you average the partial products": lambda rank, size, seed: {
-            OUTPUT: (_row(rank, size, seed)[OUTPUT] - _row_inputs(seed)[2]) / size + _row_inputs(seed)[2]
-        },
+        "you average the partial products": _row_output("weight.T + bias → weight.T / size + bias"),
         "gradient of x times the ranks": Mistake(times_ranks(_row, OF_X), *COUNTED_AGAIN),
-        "you take every N-th input of the weight": lambda rank, size, seed: {
-            OUTPUT: _mismatched(size, seed, lambda w, shard: w[:, shard::size])
-        },
-        "the order of the ranks is reversed": lambda rank, size, seed: {
-            OUTPUT: _mismatched(size, seed, lambda w, shard: w.chunk(size, dim=1)[size - 1 - shard])
-        },
-        "every rank takes rank 0's columns": lambda rank, size, seed: {
-            OUTPUT: _mismatched(size, seed, lambda w, shard: w.chunk(size, dim=1)[0])
-        },
-        "you take the largest partial product": lambda rank, size, seed: {
-            OUTPUT: _largest([_partial(peer, size, seed) for peer in range(size)]) + _row_inputs(seed)[2]
-        },
+        "you take every N-th input of the weight": _row_output(
+            "@ weight.T → @ torch.cat([weight[:, peer::size] for peer in range(size)], dim=1).T"
+        ),
+        "the order of the ranks is reversed": _row_output(
+            "@ weight.T → @ torch.cat(weight.chunk(size, dim=1)[::-1], dim=1).T"
+        ),
+        "every rank takes rank 0's columns": _row_output(
+            "@ weight.T → @ weight.chunk(size, dim=1)[0].repeat(1, size).T"
+        ),
+        "you take the largest partial product": _row_output(
+            "x @ weight.T → _largest([_partial(peer, size, seed) for peer in range(size)])"
+        ),
         "the bias takes part in the sum": tuple(
-            lambda rank, size, seed, share=share: {
-                OUTPUT: _row(rank, size, seed)[OUTPUT],
-                OF_BIAS_ROW: share(rank, size) * _row(rank, size, seed)[OF_BIAS_ROW],
-            }
-            for share in (
-                lambda rank, size: float(rank == 0),
-                lambda rank, size: 1 / size,
-                lambda rank, size: float(rank == size - 1),
-            )
+            _row_output(f"coefficients.sum(0) → coefficients.sum(0) * {share}", OF_BIAS_ROW)
+            for share in ("(rank == 0)", "(1 / size)", "(rank == size - 1)")
         ),
     },
     inspect=refuse_gathers(TEXTS.sentence("row-linear", "the ranks bring tensors together side by side")),
 )
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    return torch.cat(parts, dim=1)
 
 
 MLP_SAMPLES, MLP_WIDTH, HIDDEN = 5, 8, 24
@@ -319,39 +273,11 @@ _mlp_expected = only(
 )
 
 
-def _with_bias(times: Callable[[int], int]) -> Callable[[int, int, int], dict[str, Tensor]]:
-    """The bias counted another number of times."""
-
-    def values(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-        shares = _mlp_shares(rank, size, seed)
-        return {OUTPUT: shares[OUTPUT] + (times(size) - 1) * shares["bias"]}
-
-    return values
-
-
-def _mlp_like(
-    act: str = "gelu", bias: bool = True, hidden_summed: bool = False, input_summed: bool = False, twice: bool = False
-) -> Values:
-    """The output of another MLP, computed in one process."""
-
-    def values(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-        activations: dict[str, Callable[[Tensor], Tensor]] = {
-            "gelu": F.gelu, "relu": F.relu, "silu": F.silu, "none": lambda h: h,
-            "tanh gelu": lambda h: F.gelu(h, approximate="tanh"),
-        }  # fmt: skip
-        x, expand, expand_bias, project, project_bias, _ = _mlp_inputs(seed)
-        h = (size * x if input_summed else x) @ expand.T + bias * expand_bias
-        if hidden_summed:
-            y = added(
-                activations[act](added(h.chunk(size, dim=1))) @ columns.T for columns in project.chunk(size, dim=1)
-            )
-        else:
-            y = activations.get(act, activations["none"])(h) @ project.T
-        if act == "last":
-            y = F.gelu(y)
-        return {OUTPUT: (size * y if twice else y) + project_bias}
-
-    return values
+def _mlp_output(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    """The output alone, computed in one process: what the usual mistakes change."""
+    x, expand, expand_bias, project, project_bias, _ = _mlp_inputs(seed)
+    h = x @ expand.T + expand_bias
+    return {OUTPUT: F.gelu(h) @ project.T + project_bias}
 
 
 def _unsummed(rank: int, size: int, seed: int) -> dict[str, Tensor]:
@@ -377,23 +303,33 @@ ONE_ALL_REDUCE = TEXTS.exercise(
     on_ranks=True,
     cases=TENSOR_CASES,
     trial=_mlp_trial,
+    source=(_mlp_output,),
     faults={
         "no sum of x's gradient in backward": Mistake(only(_mlp_shares, (OUTPUT, OF_X)), *NO_BACKWARD_SUM),
         "no sum in forward, bias added": Mistake(_unsummed, *NO_FORWARD_SUM),
         "no sum in forward, no bias": Mistake(only(_mlp_shares, {OUTPUT: "partial"}), *NO_FORWARD_SUM),
-        "bias added on every rank before the sum": Mistake(_with_bias(lambda size: size), *BIAS_EVERYWHERE),
-        "the bias is left out": Mistake(_with_bias(lambda size: 0), *NO_BIAS),
+        "bias added on every rank before the sum": Mistake(
+            edited_when_called((_mlp_output,), "+ project_bias → + size * project_bias"), *BIAS_EVERYWHERE
+        ),
+        "the bias is left out": Mistake(edited_when_called((_mlp_output,), "+ project_bias →"), *NO_BIAS),
         "gradient of project times the ranks": Mistake(times_ranks(_mlp_shares, OF_PROJECT), *COUNTED_AGAIN),
         "gradient of x averaged in backward": lambda rank, size, seed: {
             OUTPUT: _mlp_expected(rank, size, seed)[OUTPUT],
             OF_X: _mlp_expected(rank, size, seed)[OF_X] / size,
         },
-        "the activation is another one": tuple(_mlp_like(act=act) for act in ("relu", "tanh gelu", "silu", "none")),
-        "GELU comes after the second layer": _mlp_like(act="last"),
-        "you add the hidden features up over the ranks": _mlp_like(hidden_summed=True),
-        "expand_bias is left out of the first layer": _mlp_like(bias=False),
-        "your f adds x up in forward": _mlp_like(input_summed=True),
-        "the partial products are added up twice": _mlp_like(twice=True),
+        "the activation is another one": (
+            "F.gelu(h) → F.relu(h)",
+            "F.gelu(h) → F.gelu(h, approximate='tanh')",
+            "F.gelu(h) → F.silu(h)",
+            "F.gelu(h) → h",
+        ),
+        "GELU comes after the second layer": "F.gelu(h) @ project.T → F.gelu(h @ project.T)",
+        "you add the hidden features up over the ranks": (
+            "F.gelu(h) @ project.T → F.gelu(added(h.chunk(size, dim=1))) @ added(project.chunk(size, dim=1)).T"
+        ),
+        "expand_bias is left out of the first layer": "+ expand_bias →",
+        "your f adds x up in forward": "x @ expand.T → size * x @ expand.T",
+        "the partial products are added up twice": "F.gelu(h) @ → size * F.gelu(h) @",
         "largest contribution to the gradient of x": lambda rank, size, seed: {
             OUTPUT: _mlp_expected(rank, size, seed)[OUTPUT],
             OF_X: _largest([_mlp_shares(peer, size, seed)[OF_X] for peer in range(size)]),
@@ -430,36 +366,22 @@ def _attention_trial(answer: Callable[..., Any], rank: int, size: int, seed: int
     return {OUTPUT: y, OF_X: x.grad, OF_QKV: qkv.grad}
 
 
-def _attend(x_BTD: Tensor, rows_3NHD: Tensor, project_DE: Tensor, *, merge: bool = True) -> Tensor:
+def _attend(x_BTD: Tensor, rows_3NHD: Tensor, project_DE: Tensor) -> Tensor:
     q_BNTH, k_BNTH, v_BNTH = torch.einsum("btd,pnhd->pbnth", x_BTD, rows_3NHD)
     attended_BNTH = F.scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH)
-    merged = attended_BNTH.transpose(1, 2) if merge else attended_BNTH
-    return merged.reshape(BATCH, TOKENS, -1) @ project_DE.T
+    return attended_BNTH.transpose(1, 2).reshape(BATCH, TOKENS, -1) @ project_DE.T
 
 
-def _own_rows(qkv: Tensor, rank: int, size: int, variant: str) -> Tensor:
-    """The projection's rows that a rank takes, as (3, heads, H, D)."""
-    rows_3NHD = qkv.view(3, HEADS, HEAD, ATTENTION_WIDTH)
-    if variant == "naive slice":
-        return qkv.chunk(size)[rank].view(3, -1, HEAD, ATTENTION_WIDTH)
-    if variant == "head by head":
-        return qkv.chunk(size)[rank].view(-1, 3, HEAD, ATTENTION_WIDTH).transpose(0, 1)
-    if variant == "interleaved":
-        return rows_3NHD[:, rank::size]
-    return rows_3NHD.chunk(size, dim=1)[rank]
-
-
-def _attention_shares(rank: int, size: int, seed: int, variant: str = "right") -> dict[str, Tensor]:
+def _attention_shares(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     """What ranks hold; `own x` is this rank's contribution to the gradient of x."""
     x, qkv, project, coefficients = _attention_inputs(seed)
     qkv.requires_grad_()
     copies = [x.clone().requires_grad_() for _ in range(size)]
-    partials = []
-    for peer, copy in enumerate(copies):
-        columns = project.chunk(size, dim=1)[peer]
-        if variant == "project by outputs":
-            columns = project.chunk(size)[peer].T
-        partials.append(_attend(copy, _own_rows(qkv, peer, size, variant), columns, merge=variant != "unmerged"))
+    rows_3NHD = qkv.view(3, HEADS, HEAD, ATTENTION_WIDTH)
+    partials = [
+        _attend(copy, rows_3NHD.chunk(size, dim=1)[peer], project.chunk(size, dim=1)[peer])
+        for peer, copy in enumerate(copies)
+    ]
     # Backward from this rank's partial product alone: what it would have without an all-reduce of x's gradient.
     (partials[rank] * coefficients).sum().backward(retain_graph=True)
     of_qkv, own_x = qkv.grad.clone(), copies[rank].grad.clone()
@@ -471,30 +393,12 @@ def _attention_shares(rank: int, size: int, seed: int, variant: str = "right") -
     return {name: value.detach() for name, value in {**values, "partial": partials[rank], "own x": own_x}.items()}
 
 
-def _attention_like(
-    scale: float | None = None,
-    causal: bool = False,
-    order: tuple[int, int, int] = (0, 1, 2),
-    heads_of: Callable[[int, int], int] = lambda rank, size: rank,
-    columns_of: Callable[[int, int], int] = lambda rank, size: rank,
-) -> Values:
-    """The output of another attention, and where ranks take other heads, or other columns of project."""
-
-    def values(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-        x, qkv, project, _ = _attention_inputs(seed)
-        # One product for queries, keys and values: (B, T, D) with (3, N, H, D) gives (3, B, N, T, H).
-        qkv_3BNTH = torch.einsum("btd,pnhd->pbnth", x, qkv.view(3, HEADS, HEAD, ATTENTION_WIDTH))
-        q, k, v = qkv_3BNTH[list(order)]
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
-        heads = [part.transpose(1, 2).flatten(2) for part in attended.chunk(size, dim=1)]
-        columns = project.chunk(size, dim=1)
-        return {OUTPUT: added(heads[heads_of(r, size)] @ columns[columns_of(r, size)].T for r in range(size))}
-
-    return values
-
-
-def _output(variant: str) -> Values:
-    return only(_attention_shares, [OUTPUT], variant)
+def _attention_output(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    """The output alone: what the usual mistakes change."""
+    x, qkv, project, _ = _attention_inputs(seed)
+    rows = qkv.view(3, HEADS, HEAD, ATTENTION_WIDTH).chunk(size, dim=1)
+    columns = project.chunk(size, dim=1)
+    return {OUTPUT: added(_attend(x, rows[peer], columns[peer]) for peer in range(size))}
 
 
 def _attention_inspect(answers: list[RankAnswer], size: int) -> None:
@@ -512,33 +416,41 @@ ATTENTION_HEADS = TEXTS.exercise(
     on_ranks=True,
     cases=TENSOR_CASES,
     trial=_attention_trial,
+    source=(_attention_output, _attend),
     faults={
-        "queries keys and values are mixed": _output("naive slice"),
-        "you read qkv head by head": _output("head by head"),
-        "the order of the heads is another one": _output("interleaved"),
-        "heads joined without transposing back": _output("unmerged"),
-        "the wrong dimension of project is split": _output("project by outputs"),
+        "queries keys and values are mixed": "rows[peer] → qkv.chunk(size)[peer].view(3, -1, HEAD, ATTENTION_WIDTH)",
+        "you read qkv head by head": (
+            "rows[peer] → qkv.chunk(size)[peer].view(-1, 3, HEAD, ATTENTION_WIDTH).transpose(0, 1)"
+        ),
+        "the order of the heads is another one": (
+            "rows[peer] → qkv.view(3, HEADS, HEAD, ATTENTION_WIDTH)[:, peer::size]"
+        ),
+        "heads joined without transposing back": "attended_BNTH.transpose(1, 2) → attended_BNTH",
+        "the wrong dimension of project is split": "columns[peer] → project.chunk(size)[peer].T",
         "no sum in forward": Mistake(only(_attention_shares, {OUTPUT: "partial"}), *NO_FORWARD_SUM),
         "no sum of x's gradient in backward": Mistake(
             only(_attention_shares, {OUTPUT: OUTPUT, OF_X: "own x"}), *NO_BACKWARD_SUM
         ),
         "the scores are not divided by √H": tuple(
-            _attention_like(scale=scale) for scale in (1.0, ATTENTION_WIDTH**-0.5, 1 / HEAD)
+            f"k_BNTH, v_BNTH) → k_BNTH, v_BNTH, scale={scale})"
+            for scale in ("1.0", "ATTENTION_WIDTH**-0.5", "1 / HEAD")
         ),
-        "your attention is causal": _attention_like(causal=True),
+        "your attention is causal": "k_BNTH, v_BNTH) → k_BNTH, v_BNTH, is_causal=True)",
         "queries, keys and values are exchanged": tuple(
-            _attention_like(order=order) for order in ((1, 0, 2), (2, 1, 0), (0, 2, 1), (1, 2, 0), (2, 0, 1))
-        ),
-        "every rank computes the heads of rank 0": _attention_like(
-            heads_of=lambda rank, size: 0, columns_of=lambda rank, size: 0
-        ),
-        "heads and columns of project do not go together": tuple(
-            _attention_like(heads_of=heads_of, columns_of=columns_of)
-            for heads_of, columns_of in (
-                (lambda rank, size: rank, lambda rank, size: 0),
-                (lambda rank, size: size - 1 - rank, lambda rank, size: rank),
-                (lambda rank, size: 0, lambda rank, size: rank),
+            f"q_BNTH, k_BNTH, v_BNTH = → {order} ="
+            for order in (
+                "k_BNTH, q_BNTH, v_BNTH",
+                "v_BNTH, k_BNTH, q_BNTH",
+                "q_BNTH, v_BNTH, k_BNTH",
+                "k_BNTH, v_BNTH, q_BNTH",
+                "v_BNTH, q_BNTH, k_BNTH",
             )
+        ),
+        "every rank computes the heads of rank 0": "rows[peer], columns[peer] → rows[0], columns[0]",
+        "heads and columns of project do not go together": (
+            "columns[peer] → columns[0]",
+            "rows[peer] → rows[-1 - peer]",
+            "rows[peer] → rows[0]",
         ),
     },
     inspect=_attention_inspect,

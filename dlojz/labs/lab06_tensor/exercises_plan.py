@@ -19,11 +19,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from dlojz.base.language import a_or_an
 from dlojz.by_hand.collectives.cost import cost_s
 from dlojz.hardware.links import Link
-from dlojz.labs.kit.exercise import Mistake, Wrong
-from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.exercise import Mistake, Wrong, kind_of
+from dlojz.labs.kit.exercise_texts import Texts, edited_when_called
 from dlojz.labs.kit.judges import Judge
 from dlojz.labs.kit.rank_judges import (
     COUNTED_AGAIN,
@@ -32,6 +31,7 @@ from dlojz.labs.kit.rank_judges import (
     OF_X,
     OUTPUT,
     TENSOR_CASES,
+    Values,
     added,
     gradient,
     normals,
@@ -90,8 +90,8 @@ def _only(parts: list[Tensor], rank: int) -> Tensor:
     return added(part if peer == rank else part.detach() for peer, part in enumerate(parts))
 
 
-def _shares(rank: int, size: int, seed: int, variant: str = "right") -> dict[str, Tensor]:
-    """What each rank holds, its contribution to the gradient of x by itself; `variant` spoils the gate."""
+def _shares(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    """What each rank holds, its contribution to the gradient of x by itself."""
     x, coefficients, _ = _inputs(seed)
     ranks, shards = range(size), [_own(peer, size, seed) for peer in range(size)]
     xs = [x.clone().requires_grad_() for _ in ranks]
@@ -103,16 +103,7 @@ def _shares(rank: int, size: int, seed: int, variant: str = "right") -> dict[str
     squeezed = [h.mean((2, 3)) @ shard.squeeze.T for h, shard in zip(hidden, shards, strict=True)]
     partials = []
     for peer, shard in enumerate(shards):
-        if variant == "gate alone":
-            summed = squeezed[peer]
-        else:
-            summed = _only(squeezed, peer) if variant == "gate not entered" else added(squeezed)
-        times = size if variant == "bias everywhere" else 1
-        inner = F.silu(summed + times * shard.squeeze_bias)
-        if variant == "summed late":
-            inner = added(F.silu(part + shard.squeeze_bias) for part in squeezed)
-        if variant == "summed early":
-            inner = F.silu(added(h.mean((2, 3)) for h in hidden) @ shard.squeeze.T + shard.squeeze_bias)
+        inner = F.silu(added(squeezed) + shard.squeeze_bias)
         gate = torch.sigmoid(inner @ shard.excite.T + shard.excite_bias)
         partials.append(F.conv2d(hidden[peer] * gate[:, :, None, None], shard.project))
     y = x + added(partials)
@@ -120,34 +111,25 @@ def _shares(rank: int, size: int, seed: int, variant: str = "right") -> dict[str
     # The residual connection brings the gradient of y once; the region's part is summed over the ranks.
     of_x = coefficients + added(gradient(leaf) for leaf in xs)
     values = {OUTPUT: y, OF_X: of_x, **_gradients(shards[rank])}
-    if variant != "gate not entered":  # the bias is whole on every rank, and so is its gradient
-        values["gradient of squeeze_bias"] = added(gradient(shard.squeeze_bias) for shard in shards)
+    # The bias is whole on every rank, and so is its gradient.
+    values["gradient of squeeze_bias"] = added(gradient(shard.squeeze_bias) for shard in shards)
     values |= {"own x": coefficients + gradient(xs[rank]), "partial": x + partials[rank]}
     return {name: value.detach() for name, value in values.items()}
 
 
-def _whole(
-    seed: int,
-    act: str = "gelu",
-    inner: str = "silu",
-    gate: str = "sigmoid",
-    pool: str = "mean",
-    gated: str = "multiplied",
-    shortcut: float = 1.0,
-) -> dict[str, Tensor]:
-    """The output of another block, computed in one process."""
-    functions: dict[str, Callable[[Tensor], Tensor]] = {
-        "gelu": F.gelu, "relu": F.relu, "silu": F.silu, "sigmoid": torch.sigmoid, "none": lambda h: h,
-        "mean": lambda h: h.mean((2, 3)), "sum": lambda h: h.sum((2, 3)), "largest": lambda h: h.amax((2, 3)),
-    }  # fmt: skip
+def _block_output(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    """The output alone, computed in one process: what the usual mistakes change."""
     x, _, weights = _inputs(seed)
     parameters = SimpleNamespace(**weights)
-    h = functions[act](F.conv2d(x, parameters.expand))
-    h = functions[act](F.conv2d(h, parameters.depthwise, padding=1, groups=len(parameters.depthwise)))
-    squeezed = functions[inner](functions[pool](h) @ parameters.squeeze.T + parameters.squeeze_bias)
-    opened = functions[gate](squeezed @ parameters.excite.T + parameters.excite_bias)[:, :, None, None]
-    h = {"multiplied": h * opened, "added": h + opened, "not": h}[gated]
-    return {OUTPUT: shortcut * x + F.conv2d(h, parameters.project)}
+    h = F.gelu(F.conv2d(x, parameters.expand))
+    h = F.gelu(F.conv2d(h, parameters.depthwise, padding=1, groups=len(parameters.depthwise)))
+    squeezed = F.silu(h.mean((2, 3)) @ parameters.squeeze.T + parameters.squeeze_bias)
+    gate = torch.sigmoid(squeezed @ parameters.excite.T + parameters.excite_bias)[:, :, None, None]
+    return {OUTPUT: x + F.conv2d(h * gate, parameters.project)}
+
+
+def _gated(edits: str, *names: str) -> Values:
+    return only(edited_when_called((_shares,), edits), [OUTPUT, *names])
 
 
 MBCONV_CHANNELS = TEXTS.exercise(
@@ -156,36 +138,38 @@ MBCONV_CHANNELS = TEXTS.exercise(
     on_ranks=True,
     cases=TENSOR_CASES,
     trial=_convolution_trial,
+    source=(_block_output,),
     faults={
-        "the gate sees this rank's channels only": only(_shares, [OUTPUT], "gate alone"),
-        "the bias of squeeze is added on every rank": only(_shares, [OUTPUT], "bias everywhere"),
+        "the gate sees this rank's channels only": _gated("added(squeezed) → squeezed[peer]"),
+        "the bias of squeeze is added on every rank": _gated("+ shard.squeeze → + size * shard.squeeze"),
         "no sum in forward": Mistake(only(_shares, {OUTPUT: "partial"}), *NO_FORWARD_SUM),
-        "gradient of squeeze from own gates only": only(_shares, (OUTPUT, "gradient of squeeze"), "gate not entered"),
+        "gradient of squeeze from own gates only": _gated(
+            "added(squeezed) → _only(squeezed, peer)", "gradient of squeeze"
+        ),
         "no sum of x's gradient in backward": Mistake(only(_shares, {OUTPUT: OUTPUT, OF_X: "own x"}), *NO_BACKWARD_SUM),
         "gradient of project times the ranks": Mistake(times_ranks(_shares, "gradient of project"), *COUNTED_AGAIN),
         "the residual connection goes through the region's entry": lambda *case: {
             OUTPUT: _shares(*case)[OUTPUT],
             OF_X: _shares(*case)[OF_X] + (case[1] - 1) * _inputs(case[2])[1],
         },
-        **{
-            key: lambda rank, size, seed, change=change: _whole(seed, **change)
-            for key, change in {
-                "the activation of the convolutions is another one": {"act": "relu"},
-                "the activation of squeeze is another one": {"inner": "relu"},
-                "the activation of squeeze is missing": {"inner": "none"},
-                "the gate is not between 0 and 1": {"gate": "none"},
-                "you add the pixels up": {"pool": "sum"},
-                "you take the largest pixel": {"pool": "largest"},
-                "the residual connection is missing": {"shortcut": 0.0},
-                "the gate is not used": {"gated": "not"},
-                "the gate is added": {"gated": "added"},
-            }.items()
-        },
+        "the activation of the convolutions is another one": "F.gelu → F.relu",
+        "the activation of squeeze is another one": "F.silu → F.relu",
+        "the activation of squeeze is missing": "F.silu →",
+        "the gate is not between 0 and 1": "torch.sigmoid →",
+        "you add the pixels up": ".mean((2, 3)) → .sum((2, 3))",
+        "you take the largest pixel": ".mean((2, 3)) → .amax((2, 3))",
+        "the residual connection is missing": "OUTPUT: x + → OUTPUT:",
+        "the gate is not used": "h * gate → h",
+        "the gate is added": "h * gate → h + gate",
         "x is added on every rank before the sum": lambda rank, size, seed: {
             OUTPUT: _shares(rank, size, seed)[OUTPUT] + (size - 1) * _inputs(seed)[0]
         },
-        "the sum over the ranks comes at the wrong place": tuple(
-            only(_shares, [OUTPUT], variant) for variant in ("summed late", "summed early")
+        "the sum over the ranks comes at the wrong place": (
+            _gated(
+                "F.silu(added(squeezed) + shard.squeeze_bias) → "
+                "added(F.silu(part + shard.squeeze_bias) for part in squeezed)"
+            ),
+            _gated("added(squeezed) → added(h.mean((2, 3)) for h in hidden) @ shard.squeeze.T"),
         ),
         "no gradient through the convolutions": lambda rank, size, seed: {
             OUTPUT: _shares(rank, size, seed)[OUTPUT],
@@ -249,7 +233,7 @@ def _refuse_no_plan(plan: object) -> Mapping[str, Any]:
     from torch.distributed.tensor.parallel import ParallelStyle
 
     if not isinstance(plan, Mapping):
-        raise TEXTS.wrong("shared", "no dictionary", a_kind=a_or_an(type(plan).__name__), kind=type(plan).__name__)
+        raise TEXTS.wrong("shared", "no dictionary", kind=kind_of(plan))
     layer_names = (*COLUMNS, *ROWS, *NORMS)
     for name, style in plan.items():
         if not any(fnmatch(layer, str(name)) for layer in layer_names):
@@ -268,16 +252,16 @@ def _named(plan: Mapping[str, Any]) -> str | None:
 
     for name in COLUMNS:
         if isinstance(style(name), RowwiseParallel):
-            return str(TEXTS.sentence("shared", "row-parallel, but reads it whole", name=name))
+            return TEXTS.say("shared", "row-parallel, but reads it whole", name=name)
     for name in ROWS:
         if isinstance(style(name), ColwiseParallel):
-            return str(TEXTS.sentence("shared", "column-parallel, but reads shards", name=name))
+            return TEXTS.say("shared", "column-parallel, but reads shards", name=name)
     missing = [name for name in (*COLUMNS, *ROWS) if style(name) is None]
     return _missing(missing) if missing else None
 
 
 def _missing(names: list[str]) -> str:
-    return str(TEXTS.sentence("shared", "not in the plan", names=", ".join(names)))
+    return TEXTS.say("shared", "not in the plan", names=", ".join(names))
 
 
 def _refuse_whole_layers(answers: list[RankAnswer], size: int) -> None:
@@ -378,28 +362,24 @@ def compute_seconds(samples: int, tokens: int, width: int, ranks: int, flops_per
     return 72 * samples * tokens * width**2 * (1 + tokens / (6 * width)) / ranks / flops_per_s
 
 
-def _spoilt(factor: Callable[[int], float]) -> LayerBytes:
-    return lambda b, t, d, n, size: layer_bytes(b, t, d, n, size) * factor(n)
-
-
 LAYER_BYTES = TEXTS.exercise(
     "layer-bytes",
     layer_bytes,
     cases=lambda: CASES,
     mistakes={
-        "half of the bytes is missing": _spoilt(lambda n: 1 / 2),
-        "size of the messages, not bytes sent": _spoilt(lambda n: n / (2 * (n - 1))),
-        "you count each message twice": _spoilt(lambda n: n / (n - 1)),
-        "you divide by the number of ranks once more": _spoilt(lambda n: 1 / n),
-        "elements in place of bytes": lambda b, t, d, n, size: layer_bytes(b, t, d, n, 1),
-        "you send the weights": lambda b, t, d, n, size: layer_bytes(b, 1, d, n, size) * d,
-        "one all-reduce of four": _spoilt(lambda n: 1 / 4),
-        "you count three all-reduces": _spoilt(lambda n: 3 / 4),
-        "you multiply by the number of ranks": _spoilt(float),
-        "one chunk in each direction": _spoilt(lambda n: 1 / (n - 1)),
-        "the width is left out": lambda b, t, d, n, size: layer_bytes(b, t, 1, n, size),
-        "the samples are left out": lambda b, t, d, n, size: layer_bytes(1, t, d, n, size),
-        "the tokens are left out": lambda b, t, d, n, size: layer_bytes(b, 1, d, n, size),
-        "bits in place of bytes": _spoilt(lambda n: 8.0),
+        "half of the bytes is missing": "return 4 * → return 2 *",
+        "size of the messages, not bytes sent": "* 2 * (ranks - 1) / ranks →",
+        "you count each message twice": "* (ranks - 1) / ranks →",
+        "you divide by the number of ranks once more": "/ ranks → / ranks**2",
+        "elements in place of bytes": "* number_bytes →",
+        "you send the weights": "samples * tokens * width → samples * width**2",
+        "one all-reduce of four": "return 4 * → return",
+        "you count three all-reduces": "return 4 * → return 3 *",
+        "you multiply by the number of ranks": "/ ranks →",
+        "one chunk in each direction": "(ranks - 1) / ranks → 1 / ranks",
+        "the width is left out": "* width →",
+        "the samples are left out": "* samples →",
+        "the tokens are left out": "* tokens →",
+        "bits in place of bytes": "return 4 * → return 32 *",
     },
 )

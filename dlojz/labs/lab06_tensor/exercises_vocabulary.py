@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dlojz.labs.kit.exercise import Mistake, Said
-from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.exercise_texts import Texts, edited_when_called
 from dlojz.labs.kit.rank_judges import (
     NO_BACKWARD_SUM,
     NO_FORWARD_SUM,
@@ -48,8 +48,6 @@ VOCABULARY_LABELS = {
     OF_LOGITS: Said("the gradient of the logits", "le gradient des logits"),
 }
 _NO_MASK = TEXTS.sentence("shared", "words of other ranks are not left out")
-
-
 _OFF_BY_ONE = TEXTS.sentence("shared", "off by one")
 
 
@@ -87,35 +85,27 @@ def _looked_up(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     return {OUTPUT: y.detach(), OF_TABLE: gradient(table).chunk(size)[rank]}
 
 
-def _found(rank: int, size: int, seed: int, variant: str) -> Tensor:
+def _found(rank: int, size: int, seed: int) -> Tensor:
     """What one rank finds before the sum."""
     # Rank r has the words from r · share to (r + 1) · share - 1, one row of the table each.
     share = WORDS // size
-    start = 0 if variant == "no offset" else rank * share
+    start = rank * share
     tokens, table = _tokens(seed), _table(seed)[0].chunk(size)[rank]
-    if variant == "reversed":
-        start = (size - 1 - rank) * share
     elsewhere = (tokens < start) | (tokens >= start + share)
-    if variant in ("one more", "one less", "from start on"):
-        past_end = tokens >= WORDS if variant == "from start on" else tokens > start + share
-        elsewhere = (
-            (tokens <= start) | (tokens >= start + share) if variant == "one less" else (tokens < start) | past_end
-        )
-        masked_rows: Tensor = table[tokens % share] * ~elsewhere.unsqueeze(-1)
-        return masked_rows
-    if variant == "up to its end":  # those before are negative, and counted from the end
-        wrapped: Tensor = table[tokens % share] * (tokens < start + share).unsqueeze(-1)
-        return wrapped
-    if variant == "clamped":
-        clamped: Tensor = table[(tokens - start).clamp(0, share - 1)]
-        return clamped
     rows: Tensor = table[(tokens - start).masked_fill(elsewhere, 0)]
-    return rows if variant == "first row" else rows.masked_fill(elsewhere.unsqueeze(-1), 0.0)
+    return rows.masked_fill(elsewhere.unsqueeze(-1), 0.0)
 
 
-def _added(variant: str) -> Callable[[int, int, int], dict[str, Tensor]]:
-    return lambda rank, size, seed: {OUTPUT: added(_found(peer, size, seed, variant) for peer in range(size))}
+def _added(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    return {OUTPUT: added(_found(peer, size, seed) for peer in range(size))}
 
+
+def _found_otherwise(edits: str) -> Values:
+    return edited_when_called((_added, _found), edits)
+
+
+_INDEX = "(tokens - start).masked_fill(elsewhere, 0)"
+_BLANKED = ".masked_fill(elsewhere.unsqueeze(-1), 0.0)"
 
 VOCABULARY_EMBEDDING = TEXTS.exercise(
     "vocabulary-embedding",
@@ -124,20 +114,23 @@ VOCABULARY_EMBEDDING = TEXTS.exercise(
     cases=TENSOR_CASES,
     trial=_embedding_trial,
     labels=VOCABULARY_LABELS,
+    source=(_added, _found),
     faults={
-        "offset of the rank's words is missing": Mistake(_added("no offset"), *NO_OFFSET),
-        "first row for words of other ranks": Mistake(_added("first row"), *_NO_MASK),
-        "nearest row for words of other ranks": Mistake(_added("clamped"), *_NO_MASK),
-        "every rank keeps what it has found itself": lambda rank, size, seed: {
-            OUTPUT: _found(rank, size, seed, "right")
-        },
-        "gradient of the table times the ranks": times_ranks(_looked_up, OF_TABLE),
-        "range of words off by one": tuple(
-            Mistake(_added(variant), *_OFF_BY_ONE) for variant in ("one more", "one less")
+        "offset of the rank's words is missing": Mistake(_found_otherwise("= rank * share → = 0"), *NO_OFFSET),
+        "first row for words of other ranks": Mistake(_found_otherwise(f"{_BLANKED} →"), *_NO_MASK),
+        "nearest row for words of other ranks": Mistake(
+            _found_otherwise(f"{_INDEX} → (tokens - start).clamp(0, share - 1); {_BLANKED} →"), *_NO_MASK
         ),
-        "later words are looked up too": _added("from start on"),
-        "earlier words are looked up too": _added("up to its end"),
-        "the order of the ranks is reversed": _added("reversed"),
+        "every rank keeps what it has found itself": lambda rank, size, seed: {OUTPUT: _found(rank, size, seed)},
+        "gradient of the table times the ranks": times_ranks(_looked_up, OF_TABLE),
+        "range of words off by one": (
+            Mistake(_found_otherwise(f"{_INDEX} → tokens % share; >= start + → > start +"), *_OFF_BY_ONE),
+            Mistake(_found_otherwise("tokens < start → tokens <= start"), *_OFF_BY_ONE),
+        ),
+        "later words are looked up too": f"{_INDEX} → tokens % share; >= start + share → >= WORDS",
+        # Those before are negative, and counted from the end.
+        "earlier words are looked up too": f"{_INDEX} → tokens % share; tokens < start → tokens < 0",
+        "the order of the ranks is reversed": "= rank * share → = (size - 1 - rank) * share",
         "you take the largest over the ranks": lambda rank, size, seed: {
             OUTPUT: _looked_up(rank, size, seed)[OUTPUT].clamp(min=0.0)
         },
@@ -170,33 +163,25 @@ def _loss(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     return {LOSS: loss.detach(), OF_LOGITS: gradient(logits).chunk(size, dim=-1)[rank]}
 
 
-def _spoilt_loss(variant: str) -> Callable[[int, int, int], dict[str, Tensor]]:
-    def values(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-        share, logits, tokens = WORDS // size, _logits(seed), _tokens(seed)
-        sums, targets = [], []
-        for peer, peer_logits in enumerate(logits.chunk(size, dim=-1)):
-            largest = (peer_logits if variant == "own largest" else logits).amax(-1)
-            shifted = peer_logits - largest.unsqueeze(-1)
-            start = 0 if variant == "no offset" else peer * share
-            elsewhere = (tokens < start + (variant == "one less")) | (tokens >= start + share + (variant == "one more"))
-            source = peer_logits if variant == "target unshifted" else shifted
-            local_index = (tokens - start).masked_fill(elsewhere, 0) % share
-            target = source.gather(-1, local_index.unsqueeze(-1)).squeeze(-1)
-            targets.append(target if variant == "no mask" else target.masked_fill(elsewhere, 0.0))
-            sums.append(shifted.exp().sum(-1))
-        target = targets[rank] if variant == "target alone" else torch.stack(targets).sum(0)
-        # Three numbers per token travel: the largest logit, this sum of exponentials, the target's logit.
-        total = sums[rank] if variant == "sum alone" else torch.stack(sums).sum(0)
-        total = torch.stack(sums).prod(0) if variant == "logarithm first" else total
-        losses = total.log() - target
-        ends = {
-            "each token": losses,
-            "not averaged": losses.sum(), "sign": -losses.mean(), "no logarithm": (total - target).mean(),
-             "by sample": losses.sum(1).mean(),
-        }  # fmt: skip
-        return {LOSS: ends.get(variant, losses.mean())}
+def _loss_of_ranks(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    """The loss alone, from each rank's logits: what the usual mistakes change."""
+    share, logits, tokens = WORDS // size, _logits(seed), _tokens(seed)
+    sums, targets = [], []
+    for peer, peer_logits in enumerate(logits.chunk(size, dim=-1)):
+        shifted = peer_logits - logits.amax(-1, keepdim=True)
+        start = peer * share
+        elsewhere = (tokens < start) | (tokens >= start + share)
+        local_index = (tokens - start).masked_fill(elsewhere, 0) % share
+        target = shifted.gather(-1, local_index.unsqueeze(-1)).squeeze(-1)
+        targets.append(target.masked_fill(elsewhere, 0.0))
+        sums.append(shifted.exp().sum(-1))
+    # Three numbers per token travel: the largest logit, this sum of exponentials, the target's logit.
+    losses = added(sums).log() - added(targets)
+    return {LOSS: losses.mean()}
 
-    return values
+
+def _loss_otherwise(edits: str) -> Values:
+    return edited_when_called((_loss_of_ranks,), edits)
 
 
 def _local_loss(rank: int, size: int, seed: int) -> dict[str, Tensor]:
@@ -231,46 +216,27 @@ VOCABULARY_LOSS = TEXTS.exercise(
     cases=TENSOR_CASES,
     trial=_loss_trial,
     labels=VOCABULARY_LABELS,
+    source=(_loss_of_ranks,),
     faults={
-        "each rank subtracts its own largest logit": _spoilt_loss("own largest"),
-        "offset of the rank's words is missing": Mistake(_spoilt_loss("no offset"), *NO_OFFSET),
-        "logits not masked for words of other ranks": Mistake(_spoilt_loss("no mask"), *_NO_MASK),
-        "the logarithms of the ranks' sums are added up": _spoilt_loss("logarithm first"),
-        "the denominator holds this rank's words only": _spoilt_loss("sum alone"),
-        "the target's logit is known to one rank only": _spoilt_loss("target alone"),
-        "the loss is a sum over the tokens": _spoilt_loss("not averaged"),
-        "another formula of the loss": tuple(
-            Mistake(_spoilt_loss(variant), en, fr)
-            for variant, en, fr in (
-                (
-                    "target unshifted",
-                    "m is taken away from the logits under the sum, but not from the target's: from both.",
-                    "m est retranché des logits de la somme, mais pas de celui de la cible : des deux.",
-                ),
-                (
-                    "sign",
-                    "The sign is the other way round: log Σ exp, less the target's logit.",
-                    "Le signe est inversé : log Σ exp, moins le logit de la cible.",
-                ),
-                (
-                    "no logarithm",
-                    "The logarithm is missing: log of the sum of exponentials.",
-                    "Il manque le logarithme : celui de la somme des exponentielles.",
-                ),
-                (
-                    "by sample",
-                    "You add the tokens of a sample up, then take the mean over samples: the mean over all tokens "
-                    "is asked for.",
-                    "Vous additionnez les tokens d’un échantillon, puis moyennez sur les échantillons : on "
-                    "demande la moyenne sur "
-                    "tous les tokens.",
-                ),
-                ("one less", *_OFF_BY_ONE),
-                ("one more", *_OFF_BY_ONE),
-            )
+        "each rank subtracts its own largest logit": "- logits.amax → - peer_logits.amax",
+        "offset of the rank's words is missing": Mistake(_loss_otherwise("= peer * share → = 0"), *NO_OFFSET),
+        "logits not masked for words of other ranks": Mistake(
+            _loss_otherwise(".masked_fill(elsewhere, 0.0) →"), *_NO_MASK
+        ),
+        "the logarithms of the ranks' sums are added up": "added(sums) → torch.stack(sums).prod(0)",
+        "the denominator holds this rank's words only": "added(sums) → sums[rank]",
+        "the target's logit is known to one rank only": "added(targets) → targets[rank]",
+        "the loss is a sum over the tokens": ".mean() → .sum()",
+        "m is not taken away from the target's logit": "shifted.gather → peer_logits.gather",
+        "the sign is the other way round": "losses.mean() → -losses.mean()",
+        "the logarithm is missing": ".log() →",
+        "you add the tokens of a sample up": ".mean() → .sum(1).mean()",
+        "range of words off by one": (
+            Mistake(_loss_otherwise("tokens < start → tokens < start + 1"), *_OFF_BY_ONE),
+            Mistake(_loss_otherwise(">= start + share → > start + share"), *_OFF_BY_ONE),
         ),
         "mean before the logarithm": _mean_inside,
-        "one loss per token": _spoilt_loss("each token"),
+        "one loss per token": ".mean() →",
         "each rank takes the cross-entropy of its words alone": _local_loss,
     },
     inspect=_inspect_logits,
@@ -351,11 +317,11 @@ def _mask(rank: int, seed: int, stream: str, like: Tensor) -> Tensor:
     return RandomStates(seed, rank).dropout(torch.ones_like(like), DROP, stream)  # type: ignore[arg-type]
 
 
-def _shares(rank: int, size: int, seed: int, variant: str = "right") -> dict[str, Tensor]:
+def _shares(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     """What each rank holds: the ranks' copies of x and of the norm are leaves of one graph, with one loss."""
     x, weight, bias, _, _, coefficients = _inputs(seed)
     split = shares_tokens(seed)
-    stream = {"replicated": "replicated", "split": "split"}.get(variant, "split" if split else "replicated")
+    stream = "split" if split else "replicated"
     ranks = range(size)
     xs = [_own(x, peer, size, seed).clone().requires_grad_() for peer in ranks]
     norms = [[leaf.clone().requires_grad_() for leaf in (weight, bias)] for _ in ranks]
@@ -363,10 +329,7 @@ def _shares(rank: int, size: int, seed: int, variant: str = "right") -> dict[str
     # With sequence parallelism the ranks' tokens are gathered, (B, T / N, D) to (B, T, D), before the region.
     region_inputs = [torch.cat(normed, dim=1)] * size if split else normed
     partials = [_region(peer, size, seed)(region_inputs[peer]) for peer in ranks]
-    if variant == "no sum":
-        sums = [_own(partials[peer], peer, size, seed) for peer in ranks]
-    else:
-        sums = [_own(added(partials), peer, size, seed) for peer in ranks]
+    sums = [_own(added(partials), peer, size, seed) for peer in ranks]
     outputs = [xs[peer] + sums[peer] * _mask(peer, seed, stream, sums[peer]) for peer in ranks]
     if split:
         losses = [(outputs[peer] * _own(coefficients, peer, size, seed)).sum() for peer in ranks]
@@ -387,42 +350,23 @@ def _shares(rank: int, size: int, seed: int, variant: str = "right") -> dict[str
     return {name: value.detach() for name, value in values.items()}
 
 
-def _like(rank: int, size: int, seed: int, variant: str) -> dict[str, Tensor]:
-    """The output of another half block."""
+def _half_block(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    """The output alone, computed in one process: what the usual mistakes change."""
     x, weight, bias, *_ = _inputs(seed)
+    normed = F.layer_norm(x, (SEQUENCE_WIDTH,), weight, bias)
+    summed = _own(added(_region(peer, size, seed)(normed) for peer in range(size)), rank, size, seed)
     stream = "split" if shares_tokens(seed) else "replicated"
-
-    def normed(h: Tensor) -> Tensor:
-        unit = F.layer_norm(h, (SEQUENCE_WIDTH,))
-        if variant == "no parameters":
-            return unit
-        return (unit * (1 - 1 / SEQUENCE_WIDTH) ** 0.5 if variant == "unbiased" else unit) * weight + bias
-
-    region_input = x if variant in ("no norm", "norm last") else normed(x)
-    summed = _own(added(_region(peer, size, seed)(region_input) for peer in range(size)), rank, size, seed)
-    if variant == "other share":
-        return _with_share(rank, size, seed, summed)
-    y = summed * _mask(rank, seed, stream, summed)
-    shortcut = _own(x, rank, size, seed)
-    if variant == "dropout of all":
-        return {OUTPUT: (shortcut + summed) * _mask(rank, seed, stream, summed)}
-    y = y if variant == "no shortcut" else shortcut + y
-    return {OUTPUT: normed(y) if variant == "norm last" else y}
-
-
-def _with_share(rank: int, size: int, seed: int, summed: Tensor) -> dict[str, Tensor]:
-    """The output with the dropout of the usual share, 0.1."""
-    from dlojz.by_hand.tensor.random_state import RandomStates
-
-    stream = "split" if shares_tokens(seed) else "replicated"
-    dropped = RandomStates(seed, rank).dropout(summed, 0.1, stream)  # type: ignore[arg-type]
-    return {OUTPUT: _own(_inputs(seed)[0], rank, size, seed) + dropped}
+    return {OUTPUT: _own(x, rank, size, seed) + summed * _mask(rank, seed, stream, summed)}
 
 
 def _summed_again(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     """The gradients where that of the normed tokens is added up twice; the residual connection has its own."""
     values, shortcut = _shares(rank, size, seed), _own(_inputs(seed)[-1], rank, size, seed)
     return {OF_X: shortcut + size * (values[OF_X] - shortcut), OF_WEIGHT: size * values[OF_WEIGHT]}
+
+
+def _output(edits: str) -> Values:
+    return only(edited_when_called((_shares,), edits), [OUTPUT])
 
 
 def _if(split: bool, values: Values) -> Callable[[int, int, int], Any]:
@@ -446,12 +390,13 @@ SEQUENCE_PARALLEL = TEXTS.exercise(
     trial=_trial,
     cases=CASES,
     labels=SEQUENCE_LABELS,
+    source=(_half_block, _mask),
     faults={
-        "one dropout mask where tokens differ": _if(True, only(_shares, [OUTPUT], "replicated")),
-        "own dropout masks where tokens are the same": _if(False, only(_shares, [OUTPUT], "split")),
-        "tokens taken from the own partial product": _if(True, only(_shares, [OUTPUT], "no sum")),
+        "one dropout mask where tokens differ": _if(True, _output('"split" if split else →')),
+        "own dropout masks where tokens are the same": _if(False, _output('if split else "replicated" →')),
+        "tokens taken from the own partial product": _if(True, _output("_own(added(partials), → _own(partials[peer],")),
         "no sum in forward without sequence parallelism": Mistake(
-            _if(False, only(_shares, [OUTPUT], "no sum")), *NO_FORWARD_SUM
+            _if(False, _output("_own(added(partials), → _own(partials[peer],")), *NO_FORWARD_SUM
         ),
         "gradient of the norm's weights not summed": _if(
             True, only(_shares, {OUTPUT: OUTPUT, OF_X: OF_X, OF_WEIGHT: "own weight"})
@@ -464,18 +409,15 @@ SEQUENCE_PARALLEL = TEXTS.exercise(
         "no sum of x's gradient in backward": Mistake(
             _if(False, only(_shares, {OUTPUT: OUTPUT, OF_X: "own x", OF_WEIGHT: "own weight"})), *NO_BACKWARD_SUM
         ),
-        **{
-            key: lambda rank, size, seed, variant=variant: _like(rank, size, seed, variant)
-            for key, variant in {
-                "the residual connection is missing": "no shortcut",
-                "the dropout falls on x as well": "dropout of all",
-                "the dropout has another probability": "other share",
-                "your variance is divided by D − 1": "unbiased",
-                "the norm's weight and bias are left out": "no parameters",
-                "the norm is missing before the region": "no norm",
-                "the norm comes at the end": "norm last",
-            }.items()
-        },
+        "the residual connection is missing": "_own(x, rank, size, seed) + →",
+        "the dropout falls on x as well": "_own(x, rank, size, seed) + summed → (_own(x, rank, size, seed) + summed)",
+        "the dropout has another probability": "DROP → 0.1",
+        "your variance is divided by D − 1": "weight, bias) → weight * (1 - 1 / SEQUENCE_WIDTH) ** 0.5, bias)",
+        "the norm's weight and bias are left out": ", weight, bias) → )",
+        "the norm is missing before the region": "(normed) → (x)",
+        "the norm comes at the end": (
+            "(normed) → (x); OUTPUT: → OUTPUT: F.layer_norm(; summed)} → summed), (SEQUENCE_WIDTH,), weight, bias)}"
+        ),
         "no gradient through the residual connection": lambda rank, size, seed: {
             OUTPUT: _shares(rank, size, seed)[OUTPUT],
             OF_X: _shares(rank, size, seed)[OF_X] - _own(_inputs(seed)[-1], rank, size, seed),

@@ -7,6 +7,7 @@ stands beside what the package predicts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
@@ -16,10 +17,10 @@ from dlojz.base.language import format_bytes, integer, percent, say, significant
 from dlojz.base.table import Table, titles
 from dlojz.by_hand.tensor.axis import share_bounds
 from dlojz.compare import compare
-from dlojz.display.canvas import LabFigure, finish, new_figure
+from dlojz.display.canvas import LabFigure, finish
 from dlojz.display.style import BLACK, EDGE, GREY, HEADING, SHADE, SMALL, TITLE, Style
 from dlojz.hardware.links import NETWORK, NVLINK
-from dlojz.labs.kit.exercise import Said, or_to_do
+from dlojz.labs.kit.exercise import Said, Sentences, or_to_do
 from dlojz.labs.kit.figures import (
     SHEET_RANKS,
     answered,
@@ -27,6 +28,7 @@ from dlojz.labs.kit.figures import (
     labelled,
     measured_footprint,
     memory_and_messages,
+    open_figure,
     panel,
     pictured,
     plot_lines,
@@ -35,6 +37,8 @@ from dlojz.labs.lab06_tensor.exercises_plan import LayerBytes, compute_seconds, 
 from dlojz.prediction import predict
 from dlojz.results.footprint import Category
 from dlojz.running.run import Run
+
+TEXTS = Sentences(Path(__file__).with_suffix(".md"))
 
 WHOLE = Style(SHADE, "")
 
@@ -80,16 +84,7 @@ def split_layer(ranks: int = 2) -> LabFigure:
         ranks: 2 or 3.
     """
     samples, inputs, outputs = 3, 6, 8
-    figure = new_figure(
-        9.0,
-        4.6,
-        alt=say(
-            en="Y = X W. By columns: X whole, the columns of W and of Y sharded. By rows: the columns of X and the "
-            "rows of W sharded; each rank has a partial product of the shape of Y, and these are added up.",
-            fr="Y = X W. Par colonne : X entier, les colonnes de W et de Y réparties. Par ligne : les colonnes de X et "
-            "les lignes de W réparties ; chaque rang a un produit partiel de la forme de Y, et on les additionne.",
-        ),
-    )
+    figure = open_figure(9.0, 4.6, *TEXTS.sentence("split layer", "alt"))
     upper, lower = figure.subplots(2, 1)
     after = _matrix(upper, 0, (samples, inputs), "whole", ranks, "X")
     _sign(upper, after, "×")
@@ -107,8 +102,7 @@ def split_layer(ranks: int = 2) -> LabFigure:
     _matrix(lower, after, (samples, outputs), "whole", ranks, "Y")
     titles = (
         say(en="by columns: nothing to send in forward", fr="par colonne : rien à envoyer en passe avant"),
-        say(en="by rows: partial products, added up (all-reduce)",
-            fr="par ligne : des produits partiels, additionnés (all-reduce)"),
+        TEXTS.say("split layer", "by rows"),
     )  # fmt: skip
     for axes, title in zip((upper, lower), titles, strict=True):
         axes.set_title(title, loc="left", fontsize=HEADING)
@@ -128,14 +122,7 @@ def split_layer(ranks: int = 2) -> LabFigure:
 def block_ends(sequence_parallel: bool = False, ranks: int = 2) -> LabFigure:
     """Half a transformer block with the two ends of its parallel region, and what each does in both directions."""
     region = say(en="in the region: heads, or hidden features", fr="dans la région : têtes, ou neurones cachés")
-    axes = panel(
-        9.0,
-        2.9,
-        en="Half a block: norm, beginning of the region, column-parallel layer, attention or GELU, row-parallel layer, "
-        "end of the region, dropout and residual connection; with what the two ends send in forward and in backward.",
-        fr="Un demi-bloc : normalisation, début de la région, couche par colonne, attention ou GELU, couche par ligne, "
-        "fin de la région, dropout et connexion résiduelle ; et ce que les deux extrémités envoient dans chaque sens.",
-    )
+    axes = panel(9.0, 2.9, *TEXTS.sentence("block ends", "alt"))
     height = 2.0 / ranks
     outside = (
         (0.0, say(en="norm", fr="normalisation")),
@@ -189,10 +176,7 @@ def over_links(layer_bytes: LayerBytes, *, tokens: int, width: int, flops_per_s:
             1e3 * num_bytes / NETWORK.bytes_per_s for num_bytes in sent_bytes
         ],
     }
-    figure = new_figure(7.0, 3.4, alt=say(
-        en="Milliseconds per layer by number of ranks: computation, all-reduces over NVLink and over the network.",
-        fr="Millisecondes par couche selon le nombre de rangs : calcul, all-reduces par NVLink et par le réseau.",
-    ))  # fmt: skip
+    figure = open_figure(7.0, 3.4, *TEXTS.sentence("over links", "alt"))
     axes = figure.subplots()
     plot_lines(axes, sizes, series_ms)
     axes.axvline(8.5, color=GREY, linestyle="--", linewidth=1)
@@ -226,10 +210,7 @@ def share_of_time(sent_bytes: LayerBytes, widths: Sequence[int], *, flops_per_s:
         computing = compute_seconds(sizes["samples"], sizes["tokens"], width, sizes["ranks"], flops_per_s)
         sending = [layer_seconds(width=width, **sizes, link=link, sent_bytes=sent_bytes) for link in (NVLINK, NETWORK)]
         rows.append((integer(width), *(percent(sending_s / (sending_s + computing), 0) for sending_s in sending)))
-    head = titles(
-        en="width; communication, NVLink; communication, network",
-        fr="largeur; communication, NVLink; communication, réseau",
-    )
+    head = titles(*TEXTS.sentence("share of time", "heads"))
     return Table(head, tuple(rows))
 
 
@@ -267,8 +248,7 @@ def torch_seen(single: Run, by_torch: Run, by_hand: Run) -> Table:
     return answered(
         [
             (str(_SAME_LOSSES), _same_losses(single, by_torch)),
-            (say(en="a rank keeps as many bytes of weights as by hand",
-                 fr="un rang garde autant d’octets de poids qu’à la main"),
+            (TEXTS.say("torch seen", "as many bytes of weights"),
              weights[0] == weights[1]),
         ]
     )  # fmt: skip
@@ -313,8 +293,5 @@ def counted(runs: Sequence[Run], group: str = "tp") -> Table:
             messages = [format_bytes(traffic.message_bytes) if traffic else "0" for traffic in pair]
             ring_bytes = format_bytes(measured[name].sent_bytes) if name in measured else "0"
             rows.append((_title(run), name.replace("_", "-"), *calls, *messages, ring_bytes))
-    head = titles(
-        en="run; collective; calls, predicted; counted; messages, predicted; counted; sent",
-        fr="exécution; communication; appels prédits; comptés; messages prédits; comptés; envoyé",
-    )
+    head = titles(*TEXTS.sentence("counted", "heads"))
     return Table(head, tuple(rows))

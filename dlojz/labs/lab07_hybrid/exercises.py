@@ -14,16 +14,13 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from dlojz.config.layout import AXES, Layout, RankGrid, complete
 from dlojz.config.run_config import RunConfig
 from dlojz.labs.kit.exercise import NotDone, Said
-from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.exercise_texts import Texts, edited_when_called
 from dlojz.labs.kit.judges import Case, expect_groups, expect_triple, refuse_nothing
-
-if TYPE_CHECKING:
-    pass
 
 TEXTS = Texts(__file__)
 
@@ -65,34 +62,20 @@ def _other_place(case: Case, coordinates: tuple[int, int, int], right: tuple[int
     return TEXTS.sentence("grid-place", "another rank there", intro=intro, back=back, rank=rank, right=right)
 
 
+_PLACE = "rank // tp // dp, rank // tp % dp, rank % tp"
+
 PLACE = TEXTS.exercise(
     "grid-place",
     place_of,
     cases=lambda: ((rank, dp, pp, tp) for dp, pp, tp in SIZES for rank in range(dp * pp * tp)),
     read=lambda answer: expect_triple(answer, "(pp_rank, dp_rank, tp_rank)"),
     mistakes={
-        "your axes are the other way round": lambda rank, dp, pp, tp: (rank % pp, rank // pp % dp, rank // pp // dp),
-        "tp is right, but dp and pp have changed places": lambda rank, dp, pp, tp: (
-            rank // tp % pp,
-            rank // tp // pp,
-            rank % tp,
-        ),
-        "pp is right, but dp and tp have changed places": lambda rank, dp, pp, tp: (
-            rank // dp // tp,
-            rank % dp,
-            rank // dp % tp,
-        ),
-        "the three numbers are right, but in another order": lambda rank, dp, pp, tp: (
-            rank % tp,
-            rank // tp % dp,
-            rank // tp // dp,
-        ),
-        "dp_rank grows beyond dp": lambda rank, dp, pp, tp: (rank // tp // dp, rank // tp, rank % tp),
-        "you take the remainder of the rank itself three times": lambda rank, dp, pp, tp: (
-            rank % pp,
-            rank % dp,
-            rank % tp,
-        ),
+        "your axes are the other way round": f"{_PLACE} → rank % pp, rank // pp % dp, rank // pp // dp",
+        "tp is right, but dp and pp have changed places": f"{_PLACE} → rank // tp % pp, rank // tp // pp, rank % tp",
+        "pp is right, but dp and tp have changed places": f"{_PLACE} → rank // dp // tp, rank % dp, rank // dp % tp",
+        "the three numbers are right, but in another order": f"{_PLACE} → rank % tp, rank // tp % dp, rank // tp // dp",
+        "dp_rank grows beyond dp": "rank // tp % dp → rank // tp",
+        "you take the remainder of the rank itself three times": f"{_PLACE} → rank % pp, rank % dp, rank % tp",
     },
     differs=_other_place,
 )
@@ -127,11 +110,17 @@ def _other_degrees(case: Case, answer: tuple[int, int, int], right: tuple[int, i
         return TEXTS.sentence("grid-degrees", "another order of the degrees", grid=grid, answer=answer)
     fixed = {name: degree for name, degree in zip(("dp", "pp", "tp"), degrees, strict=True) if degree is not None}
     forgotten = [f"{name}={degree}" for name, degree in fixed.items() if product == processes * degree]
-    return Said(
-        f"For {grid} you return (dp, pp, tp) = {answer}, which makes {product} processes"
-        + (f": divide by {forgotten[0]} too." if forgotten and None in degrees else f", not {processes}."),
-        f"Pour {grid}, vous renvoyez (dp, pp, tp) = {answer}, ce qui fait {product} processus"
-        + (f" : divisez aussi par {forgotten[0]}." if forgotten and None in degrees else f", et non {processes}."),
+    if forgotten and None in degrees:
+        return TEXTS.sentence(
+            "grid-degrees", "a degree not divided by", grid=grid, answer=answer, product=product, degree=forgotten[0]
+        )
+    return TEXTS.sentence(
+        "grid-degrees",
+        "another product of the degrees",
+        grid=grid,
+        answer=answer,
+        product=product,
+        processes=processes,
     )
 
 
@@ -355,13 +344,7 @@ def _why_batch(spec: Asked, layout: Written, right: Written) -> Said:
     )
 
 
-LAYOUT_3D = TEXTS.exercise(
-    "layout-3d",
-    layout_3d,
-    cases=CASES,
-    trial=_written,
-    differs=_other_layout,
-)
+LAYOUT_3D = TEXTS.exercise("layout-3d", layout_3d, cases=CASES, trial=_written, differs=_other_layout)
 
 
 ROUNDS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
@@ -390,17 +373,6 @@ def _crossings(group: Sequence[int], gpus_per_node: int) -> int:
     return sum(node != next_node for node, next_node in zip(nodes, [*nodes[1:], nodes[0]], strict=True))
 
 
-def _nodes(group: Sequence[int], gpus_per_node: int) -> int:
-    """Nodes that the ring touches, 0 if it stays within one."""
-    nodes = len({rank // gpus_per_node for rank in group})
-    return nodes if nodes > 1 else 0
-
-
-def _open(group: Sequence[int], gpus_per_node: int) -> int:
-    """The same of a chain that does not close itself."""
-    return _crossings(group, gpus_per_node) - (group[0] // gpus_per_node != group[-1] // gpus_per_node)
-
-
 def _cases() -> Iterator[tuple[str, int, tuple[int, ...], int]]:
     """Some rings come back to a node that they have left."""
     dice = random.Random(7)
@@ -420,72 +392,48 @@ def _cases() -> Iterator[tuple[str, int, tuple[int, ...], int]]:
             yield collective, 840 * dice.randrange(1, 5000), group, gpus_per_node
 
 
+_RING = (between_nodes, _sent, _crossings)
+_BY_A_RANK = "_sent(collective, message_bytes, len(group))"
+_BOUNDARIES = "sum(node != next_node for node, next_node in zip(nodes, [*nodes[1:], nodes[0]], strict=True))"
+
 BETWEEN_NODES = TEXTS.exercise(
     "between-nodes",
     between_nodes,
     cases=_cases,
+    source=_RING,
     mistakes={
-        "your chain does not close": lambda collective, m, group, per: (
-            _sent(collective, m, len(group)) * _open(group, per)
+        "your chain does not close": "[*nodes[1:], nodes[0]], strict=True → nodes[1:], strict=False",
+        "you count the nodes less one": f"{_BOUNDARIES} → len({{*nodes}}) - 1",
+        "you count the whole message": "(size - 1) / size * →",
+        "you count one whole message per boundary": f"{_BY_A_RANK} → message_bytes",
+        "one round for the all-reduce": "ROUNDS[collective] * →",
+        "you count two rounds for every collective": "ROUNDS[collective] → 2",
+        "all that the group sends, if it crosses nodes": f"{_BOUNDARIES} → len(group) * ({_BOUNDARIES} > 0)",
+        "you count one rank only": f"{_BOUNDARIES} → ({_BOUNDARIES} > 0)",
+        "you count everything that the group sends": f"{_BOUNDARIES} → len(group)",
+        "you take rank % gpus_per_node": "rank // gpus_per_node → rank % gpus_per_node",
+        "you count the nodes that the group touches": f"{_BOUNDARIES} → len({{*nodes}}) * (len({{*nodes}}) > 1)",
+        "you count every pair of ranks on different nodes": (
+            f"{_BOUNDARIES} → sum(node != peer_node for node, peer_node in itertools.combinations(nodes, 2))"
         ),
-        "you count the nodes less one": lambda collective, m, group, per: (
-            _sent(collective, m, len(group)) * (len({rank // per for rank in group}) - 1)
-        ),
-        "you count the whole message": lambda collective, m, group, per: (
-            ROUNDS[collective] * m * _crossings(group, per)
-        ),
-        "you count one whole message per boundary": lambda collective, m, group, per: m * _crossings(group, per),
-        "one round for the all-reduce": lambda collective, m, group, per: (
-            (len(group) - 1) / len(group) * m * _crossings(group, per)
-        ),
-        "you count two rounds for every collective": lambda collective, m, group, per: (
-            2 * (len(group) - 1) / len(group) * m * _crossings(group, per)
-        ),
-        "all that the group sends, if it crosses nodes": lambda collective, m, group, per: (
-            _sent(collective, m, len(group)) * len(group) * (_crossings(group, per) > 0)
-        ),
-        "you count one rank only": lambda collective, m, group, per: (
-            _sent(collective, m, len(group)) * (_crossings(group, per) > 0)
-        ),
-        "you count everything that the group sends": lambda collective, m, group, per: (
-            _sent(collective, m, len(group)) * len(group)
-        ),
-        "you take rank % gpus_per_node": lambda collective, m, group, per: (
-            _sent(collective, m, len(group))
-            * sum(rank % per != next_rank % per for rank, next_rank in zip(group, [*group[1:], group[0]], strict=True))
-        ),
-        "you count the nodes that the group touches": lambda collective, m, group, per: (
-            _sent(collective, m, len(group)) * _nodes(group, per)
-        ),
-        "you count every pair of ranks on different nodes": lambda collective, m, group, per: (
-            _sent(collective, m, len(group))
-            * sum(rank // per != peer // per for rank, peer in itertools.combinations(group, 2))
-        ),
-        "distance of ranks against the size of nodes": lambda collective, m, group, per: (
-            _sent(collective, m, len(group))
-            * sum(abs(rank - next_rank) >= per for rank, next_rank in zip(group, [*group[1:], group[0]], strict=True))
+        "distance of ranks against the size of nodes": (
+            "rank // gpus_per_node → rank; node != next_node → abs(node - next_node) >= gpus_per_node"
         ),
         "nodes of a fixed size": tuple(
             TEXTS.mistake(
                 "between-nodes",
                 "nodes of one size",
-                lambda collective, m, group, per, size=size: _sent(collective, m, len(group)) * _crossings(group, size),
+                edited_when_called(_RING, f"rank // gpus_per_node → rank // {size}"),
                 size=size,
             )
             for size in (8, 4)
         ),
-        "you count the messages that stay inside a node": lambda collective, m, group, per: (
-            _sent(collective, m, len(group)) * (len(group) - _crossings(group, per))
-        ),
-        "both directions of the ring": lambda collective, m, group, per: 2 * between_nodes(collective, m, group, per),
-        "you count one chunk of 1/n per round": lambda collective, m, group, per: (
-            ROUNDS[collective] * m / len(group) * _crossings(group, per)
-        ),
-        "you divide by n twice": lambda collective, m, group, per: (
-            _sent(collective, m, len(group)) / len(group) * _crossings(group, per)
-        ),
-        "whole message for the halves of an all-reduce": lambda collective, m, group, per: (
-            (_sent(collective, m, len(group)) if collective == "all_reduce" else m) * _crossings(group, per)
+        "you count the messages that stay inside a node": f"{_BOUNDARIES} → len(group) - {_BOUNDARIES}",
+        "both directions of the ring": "return _sent → return 2 * _sent",
+        "you count one chunk of 1/n per round": "(size - 1) / size → 1 / size",
+        "you divide by n twice": "(size - 1) / size → (size - 1) / size**2",
+        "whole message for the halves of an all-reduce": (
+            f"{_BY_A_RANK} → ({_BY_A_RANK} if collective == 'all_reduce' else message_bytes)"
         ),
     },
 )

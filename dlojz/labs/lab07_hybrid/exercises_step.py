@@ -8,7 +8,6 @@ Shape suffixes: B batch, N heads, S tokens of one rank, H width of a head.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -56,64 +55,40 @@ def _sliced(tensors: Mapping[str, Tensor], number: int) -> Part:
     return {**tensors, "w1": tensors["w1"][columns], "w2": tensors["w2"][:, columns]}
 
 
-@dataclass(frozen=True)
-class StepVariant:
-    """Variant of the step, right or wrong; the right one by default.
-
-    Args:
-        added: axis over which the outputs are added up, `world` or empty.
-        copied: axis over which the gradient of the input is added up.
-        reduced: axis over which gradients are added up.
-        divided: by what they are divided then: an axis, `world` or nothing.
-        bias_each: whether every rank adds the bias before the sum.
-        only_slices: whether the parameters that are whole everywhere are left out of the average.
-    """
-
-    added: str = "tp"
-    copied: str = "tp"
-    reduced: str = "dp"
-    divided: str = "dp"
-    bias_each: bool = False
-    only_slices: bool = False
-
-
 @cache
-def gradients(dp: int, tp: int, seed: int, variant: StepVariant) -> list[Part]:
-    """Compute in one process what each rank would hold after this variant of the step."""
+def gradients(dp: int, tp: int, seed: int) -> list[Part]:
+    """Compute in one process what each rank would hold after the step."""
+    # Axes over which outputs are added up, gradients of inputs, and gradients; and what these are divided by.
+    added, copied, reduced, divided = "tp", "tp", "dp", "dp"
     grid = RankGrid(dp=dp, tp=tp)
     parts = [make_part(rank, dp, tp, seed) for rank in range(grid.world_size)]
     # What enters the layer stands alone, so that its gradient can be added up as `copy` does.
     inputs = [(x * part["scale"]).detach().requires_grad_() for part, x, _ in parts]
     terms = [
-        (entering @ part["w1"].T).relu() @ part["w2"].T + variant.bias_each * part["bias"]
-        for entering, (part, _, _) in zip(inputs, parts, strict=True)
+        (entering @ part["w1"].T).relu() @ part["w2"].T for entering, (part, _, _) in zip(inputs, parts, strict=True)
     ]
     for rank, (part, _, targets) in enumerate(parts):
         # Detached: an all-reduce adds the others' values, and backward reaches this rank's term alone.
-        peer_terms = [terms[peer].detach() for peer in _group(grid, rank, variant.added) if peer != rank]
-        y = sum(peer_terms, terms[rank]) + (not variant.bias_each) * part["bias"]
+        peer_terms = [terms[peer].detach() for peer in _group(grid, rank, added) if peer != rank]
+        y = sum(peer_terms, terms[rank]) + part["bias"]
         ((y - targets) ** 2).mean().backward()
     rank_gradients: list[Part] = []
     for rank, (part, x, _) in enumerate(parts):
         # (samples, WIDTH): the gradient of x · scale, of which every slice of tp has a contribution.
-        input_gradient = _sum([_gradient(inputs[peer]) for peer in _group(grid, rank, variant.copied)])
+        input_gradient = _sum([_gradient(inputs[peer]) for peer in _group(grid, rank, copied)])
         weight_gradients = {name: _gradient(part[name]) for name in ("w1", "w2", "bias")}
         rank_gradients.append({"scale": (input_gradient * x).sum(0), **weight_gradients})
-    return [_averaged(rank_gradients, rank, grid, variant) for rank in range(grid.world_size)]
+    averages: list[Part] = []
+    for rank in range(grid.world_size):
+        group, divisor = _group(grid, rank, reduced), len(_group(grid, rank, divided))
+        average = {name: _sum([rank_gradients[peer][name] for peer in group]) / divisor for name in NAMES}
+        averages.append({f"gradient of {name}": value for name, value in average.items()})
+    return averages
 
 
 def _gradient(tensor: Tensor) -> Tensor:
     assert tensor.grad is not None
     return tensor.grad
-
-
-def _averaged(rank_gradients: list[Part], rank: int, grid: RankGrid, variant: StepVariant) -> Part:
-    group, divisor = _group(grid, rank, variant.reduced), len(_group(grid, rank, variant.divided))
-    # `divided` may be another axis than `reduced`: in the right variant both are dp.
-    averaged = {name: _sum([rank_gradients[peer][name] for peer in group]) / divisor for name in NAMES}
-    if variant.only_slices:
-        averaged |= {name: rank_gradients[rank][name] for name in ("scale", "bias")}
-    return {f"gradient of {name}": value for name, value in averaged.items()}
 
 
 def _sum(tensors: list[Tensor]) -> Tensor:
@@ -132,11 +107,13 @@ STEP_CASES = ((4, 21), (3, 22))
 _LABELS = {f"gradient of {name}": Said(f"the gradient of {name}", f"le gradient de {name}") for name in NAMES}
 
 
-RIGHT = StepVariant()
+def _after_step(rank: int, size: int, seed: int) -> Part:
+    return gradients(*STEP_DEGREES[size], seed)[rank]
 
 
-def _held(variant: StepVariant) -> Callable[[int, int, int], Part]:
-    return lambda rank, size, seed: gradients(*STEP_DEGREES[size], seed, variant)[rank]
+def _axes(added: str = "tp", copied: str = "tp", reduced: str = "dp", divided: str = "dp") -> str:
+    """Other axes, `world` or none."""
+    return f'"tp", "tp", "dp", "dp" → "{added}", "{copied}", "{reduced}", "{divided}"'
 
 
 def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Tensor | None]]:
@@ -159,34 +136,34 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
 
 STEP_2D = TEXTS.exercise(
     "hybrid-step",
-    _held(RIGHT),
+    _after_step,
     on_ranks=True,
     trial=_trial,
     cases=STEP_CASES,
     labels=_LABELS,
+    source=(_after_step, gradients),
     faults={
-        "no parameter has a gradient": lambda rank, size, seed: {
-            name: 0 * value for name, value in _held(RIGHT)(rank, size, seed).items()
-        },
-        "neither copy nor average": _held(StepVariant(copied="", reduced="", divided="")),
-        "your loss is a sum over samples and features": lambda rank, size, seed: {
-            n: SAMPLES * WIDTH * v for n, v in _held(RIGHT)(rank, size, seed).items()
-        },
-        "your loss is a sum over the samples": lambda rank, size, seed: {
-            n: SAMPLES * v for n, v in _held(RIGHT)(rank, size, seed).items()
-        },
-        "the gradients are averaged over all ranks": _held(StepVariant(reduced="world", divided="world")),
-        "the two axes are swapped": _held(StepVariant(added="dp", copied="dp", reduced="tp", divided="tp")),
-        "the gradients are averaged over tp": _held(StepVariant(reduced="tp", divided="tp")),
-        "the gradients are summed over dp, but divided by all ranks": _held(StepVariant(divided="world")),
-        "the gradients are summed over dp, but divided by tp.size": _held(StepVariant(divided="tp")),
-        "the gradients are summed over the replicas": _held(StepVariant(divided="")),
-        "no average over the replicas": _held(StepVariant(reduced="", divided="")),
-        "only scale is wrong": _held(StepVariant(copied="")),
-        "terms of the output alone, and no copy": _held(StepVariant(added="", copied="")),
-        "terms of the output alone": _held(StepVariant(added="")),
-        "the bias is added on every rank before the sum over tp": _held(StepVariant(bias_each=True)),
-        "scale and bias are left out of the average": _held(StepVariant(only_slices=True)),
+        "no parameter has a gradient": "/ divisor → / divisor * 0",
+        "neither copy nor average": _axes(copied="", reduced="", divided=""),
+        "your loss is a sum over samples and features": ".mean().backward() → .sum().backward()",
+        "your loss is a sum over the samples": "/ divisor → / divisor * SAMPLES",
+        "the gradients are averaged over all ranks": _axes(reduced="world", divided="world"),
+        "the two axes are swapped": _axes(added="dp", copied="dp", reduced="tp", divided="tp"),
+        "the gradients are averaged over tp": _axes(reduced="tp", divided="tp"),
+        "the gradients are summed over dp, but divided by all ranks": _axes(divided="world"),
+        "the gradients are summed over dp, but divided by tp.size": _axes(divided="tp"),
+        "the gradients are summed over the replicas": _axes(divided=""),
+        "no average over the replicas": _axes(reduced="", divided=""),
+        "only scale is wrong": _axes(copied=""),
+        "terms of the output alone, and no copy": _axes(added="", copied=""),
+        "terms of the output alone": _axes(added=""),
+        "the bias is added on every rank before the sum over tp": (
+            'part["w2"].T for → part["w2"].T + part["bias"] for; terms[rank]) + part["bias"] → terms[rank])'
+        ),
+        "scale and bias are left out of the average": (
+            "in average.items() → in {**average, 'scale': rank_gradients[rank]['scale'], "
+            "'bias': rank_gradients[rank]['bias']}.items()"
+        ),
     },
 )
 
@@ -205,27 +182,17 @@ def _ring_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> 
     return {OUTPUT: answer(*shards)}
 
 
-def _attended(variant: str = "whole") -> Callable[[int, int, int], dict[str, Tensor]]:
-    """What a rank has for its queries: the right way over the whole sequence, or a wrong one."""
+def _attended(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    """What a rank has for its queries over the whole sequence."""
+    q_all, k, v = _queries_keys_values(size, seed)
+    scores = q_all.chunk(size, dim=2)[rank] @ k.mT / HEAD**0.5
+    # exp of all scores, (…, S, N · S), over their sum: the softmax over the keys of all ranks.
+    weights = scores.exp()
+    return {OUTPUT: weights @ v / weights.sum(-1, keepdim=True)}
 
-    def attended(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-        q_all, k, v = _queries_keys_values(size, seed)
-        q = q_all.chunk(size, dim=2)[rank]
-        scores = q @ k.mT if variant == "no root" else q @ k.mT / HEAD**0.5
-        blocks = list(zip(scores.chunk(size, dim=-1), v.chunk(size, dim=2), strict=True))
-        if variant == "own":
-            blocks = [blocks[rank]]
-        outputs = [block.softmax(-1) @ values for block, values in blocks]
-        if variant == "mean":
-            return {OUTPUT: torch.stack(outputs).mean(0)}
-        if variant == "sum":
-            return {OUTPUT: torch.stack(outputs).sum(0)}
-        # exp of all scores, (…, S, N · S), over their sum: the softmax over the keys of all ranks.
-        weights = torch.cat([block for block, _ in blocks], dim=-1).exp()
-        values = torch.cat([values for _, values in blocks], dim=2)
-        return {OUTPUT: weights @ values / (1 if variant == "not divided" else weights.sum(-1, keepdim=True))}
 
-    return attended
+_ALL_BLOCKS = "weights @ v / weights.sum(-1, keepdim=True)"
+_BY_BLOCK = "sum(s.softmax(-1) @ b for s, b in zip(scores.chunk(size, dim=-1), v.chunk(size, dim=2), strict=True))"
 
 
 def _inspect_ring(answers: list[RankAnswer], size: int) -> None:
@@ -237,27 +204,24 @@ def _inspect_ring(answers: list[RankAnswer], size: int) -> None:
     if numel > limit:
         passes = Said(f"{size - 1} pass{'es' if size > 2 else ''}", f"{size - 1} passage{'s' if size > 2 else ''}")
         raise TEXTS.wrong(
-            "ring-attention",
-            "more is sent than the ring needs",
-            size=size,
-            numel=numel,
-            limit=limit,
-            passes=passes,
+            "ring-attention", "more is sent than the ring needs", size=size, numel=numel, limit=limit, passes=passes
         )
 
 
 RING_ATTENTION = TEXTS.exercise(
     "ring-attention",
-    _attended(),
+    _attended,
     on_ranks=True,
     trial=_ring_trial,
     cases=RANK_CASES,
     inspect=_inspect_ring,
     faults={
-        "keys of the rank's own tokens alone": _attended("own"),
-        "you take the mean of the blocks' outputs": _attended("mean"),
-        "you add up the outputs of the blocks": _attended("sum"),
-        "outputs not divided by the sum of exponentials": _attended("not divided"),
-        "scores not divided by √H": _attended("no root"),
+        "keys of the rank's own tokens alone": (
+            "k.mT → k.chunk(size, dim=2)[rank].mT; @ v → @ v.chunk(size, dim=2)[rank]"
+        ),
+        "you take the mean of the blocks' outputs": f"{_ALL_BLOCKS} → {_BY_BLOCK} / size",
+        "you add up the outputs of the blocks": f"{_ALL_BLOCKS} → {_BY_BLOCK}",
+        "outputs not divided by the sum of exponentials": "/ weights.sum(-1, keepdim=True) →",
+        "scores not divided by √H": "/ HEAD**0.5 →",
     },
 )

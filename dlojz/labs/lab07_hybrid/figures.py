@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from dlojz.base.language import byte_units, format_bytes, gap_text, percent, say
@@ -13,7 +14,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.grid_drawing import grid_figure
 from dlojz.display.style import BLACK, CATEGORY_STYLES, EDGE, LINE_STYLES, NORMAL, category_label
-from dlojz.labs.kit.exercise import or_to_do
+from dlojz.labs.kit.exercise import Sentences, or_to_do
 from dlojz.labs.kit.figures import labelled, measured_footprint, panel, pictured
 from dlojz.labs.kit.judges import expect_groups, expect_triple
 from dlojz.labs.lab07_hybrid.exercises import ROUNDS, BetweenNodes
@@ -23,6 +24,8 @@ from dlojz.prediction.shapes import RankPart
 from dlojz.prediction.states import predict_states
 from dlojz.results.footprint import STATES, Category, Traffic
 from dlojz.running.run import Run
+
+TEXTS = Sentences(Path(__file__).with_suffix(".md"))
 
 AXES = ("tp", "dp", "pp")
 
@@ -49,10 +52,7 @@ def places(
     for rank in ranks:
         stage, replica, piece = expect_triple(place_of(rank, dp, pp, tp), "(pp_rank, dp_rank, tp_rank)")
         rows.append((*map(str, (rank, stage, replica, piece)), str((stage * dp + replica) * tp + piece)))
-    head = titles(
-        en="rank; pp_rank; dp_rank; tp_rank; (pp_rank · dp + dp_rank) · tp + tp_rank",
-        fr="rang; pp_rank; dp_rank; tp_rank; (pp_rank · dp + dp_rank) · tp + tp_rank",
-    )
+    head = titles(*TEXTS.sentence("places", "heads"))
     return Table(head, tuple(rows))
 
 
@@ -80,10 +80,7 @@ def crossings(between_nodes: BetweenNodes, config: RunConfig, gpus_per_node: int
             rows.append(
                 (order, axis, student_bytes, format_bytes(theirs), format_bytes(crossing.bytes_of(axis, between=False)))
             )
-    head = titles(
-        en="order (innermost first); axis; between nodes: yours; the package; inside nodes",
-        fr="ordre (du plus intérieur); axe; entre nœuds : chez vous; le paquet; dans les nœuds",
-    )
+    head = titles(*TEXTS.sentence("crossings", "heads"))
     return Table(head, tuple(rows))
 
 
@@ -146,10 +143,7 @@ def degrees(
                 format_bytes(between / (dp * pp * tp)),
             )
         )
-    head = titles(
-        en="dp × pp × tp; states of the fullest rank; bubble; sent inside, per rank; between nodes, per rank",
-        fr="dp × pp × tp; états du rang le plus chargé; bulle; envoyé dans le nœud, par rang; entre nœuds, par rang",
-    )
+    head = titles(*TEXTS.sentence("degrees", "heads"))
     return Table(head, tuple(rows))
 
 
@@ -235,10 +229,7 @@ def volumes(runs: Sequence[Run]) -> Table:
                     say(en="yes", fr="oui") if equal else say(en="NO", fr="NON"),
                 )
             )
-    head = titles(
-        en="run; axis; collective; calls; predicted; counted; equal on all ranks",
-        fr="exécution; axe; communication; appels; prédit; compté; égaux sur tous les rangs",
-    )
+    head = titles(*TEXTS.sentence("volumes", "heads"))
     return Table(head, tuple(rows))
 
 

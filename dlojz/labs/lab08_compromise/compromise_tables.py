@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from dlojz.base.language import decimal, percent, say, shortest, significant
@@ -13,7 +14,7 @@ from dlojz.hardware import cluster
 from dlojz.hardware.decoder_size import flops_per_sequence
 from dlojz.hardware.evidence import Measurement
 from dlojz.hardware.links import Interconnect
-from dlojz.labs.kit.exercise import or_to_do
+from dlojz.labs.kit.exercise import Sentences, or_to_do
 from dlojz.labs.lab08_compromise.exercises_alpa import KNOWN, StageTimes, plan_of
 from dlojz.labs.lab08_compromise.exercises_layouts import LayoutRow
 from dlojz.labs.lab08_compromise.figures_published import BATCH, neighbours_of_bloom, sweep
@@ -23,6 +24,8 @@ from dlojz.planner.planned_model import subject
 from dlojz.planner.space import gigabytes, part_words, reason_words
 from dlojz.planner.this_machine import LocalChoice
 from dlojz.planner.tree import family_words
+
+TEXTS = Sentences(Path(__file__).with_suffix(".md"))
 
 Answer = Callable[..., Any]
 STATES = ("weights", "gradients", "optimizer", "activations")
@@ -67,10 +70,7 @@ def peak_shares(shares_of_peak: Answer) -> Table:
                 published_share, *(percent(share, 0) for share in shares),
             )
         )  # fmt: skip
-    head = titles(
-        en="billions of parameters; GPU; TFLOP/s per GPU, published; % of peak, published; your MFU; your HFU",
-        fr="milliards de paramètres; GPU; TFLOP/s par GPU, publiés; % de la crête, publié; votre MFU; votre HFU",
-    )
+    head = titles(*TEXTS.sentence("peak shares", "heads"))
     return Table(head, tuple(rows))
 
 
@@ -99,10 +99,7 @@ def splits(best_split: Answer, model: str, gpus: int, tp: int, batch: int, site:
                 seconds(bubble_s), seconds(reduce_s), seconds(batch * tp / gpus * work_s),
             )
         )  # fmt: skip
-    head = titles(
-        en="link; GB/s of a rank; pp; dp; bubble; all-reduce; work",
-        fr="lien; Go/s d’un rang; pp; dp; bulle; all-reduce; travail",
-    )
+    head = titles(*TEXTS.sentence("splits", "heads"))
     return Table(head, tuple(rows))
 
 
@@ -146,10 +143,7 @@ def chosen(choose: Answer, layouts: Sequence[LayoutRow], gpus: int, heads: int, 
         )
         for layout in dict.fromkeys((choice, *able[:7]))
     ]
-    head = titles(
-        en="layout; sequences per step; step; sequences per s; fullest GPU",
-        fr="configuration; séquences par pas; pas; séquences par s; GPU le plus rempli",
-    )
+    head = titles(*TEXTS.sentence("chosen", "heads"))
     return Table(head, tuple(rows))
 
 
@@ -183,10 +177,7 @@ def trees(questions: Iterable[tuple[str, int, int]], site: str = "jean_zay_a100"
         rows.append(
             (model, str(gpus), str(batch), family_words(tree.leaf), family_words(tree.found), f"+{percent(slower)}")
         )
-    head = titles(
-        en="model; GPU; batch; the tree; the search; the tree's way is longer by",
-        fr="modèle; GPU; batch; l’arbre; la recherche; la voie de l’arbre est plus longue de",
-    )
+    head = titles(*TEXTS.sentence("trees", "heads"))
     return Table(head, tuple(rows))
 
 
@@ -206,10 +197,7 @@ def known_steps(shortest_step: Answer) -> Table:
         efficiency = " ".join(decimal(share, 2) for share in times.efficiency)
         steps_text = f"{significant(student_step_s, 5)} | {significant(plan.step_s, 5)}"
         rows.append((name, f"[{work}]", efficiency, str(gpus), str(micro_batches), steps_text, cut))
-    head = titles(
-        en="case; work; efficiency of 1, 2, 4… GPUs; GPU; B; yours | the package; stages: layers × GPUs",
-        fr="cas; travail; efficacité de 1, 2, 4… GPU; GPU; B; vous | le paquet; étages : couches × GPU",
-    )
+    head = titles(*TEXTS.sentence("known steps", "heads"))
     return Table(head, tuple(rows))
 
 

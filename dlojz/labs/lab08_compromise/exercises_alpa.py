@@ -86,55 +86,6 @@ def shortest_step(time_of: TimeOf, layers: int, gpus: int, micro_batches: int) -
     return (plan_of(time_of, layers, gpus, micro_batches).step_s,)
 
 
-def _least_sums(time_of: TimeOf, layers: int, gpus: int, *, spare: bool) -> Iterator[tuple[float, float]]:
-    """(t_max, least sum of stages none slower) for every t_max that a stage could have."""
-    sizes = [2**power for power in range(gpus.bit_length())]
-    times = {
-        (first_layer, last_layer, size): time_of(first_layer, last_layer, size)
-        for first_layer in range(layers)
-        for last_layer in range(first_layer, layers)
-        for size in sizes
-    }
-    # inf comes last: without a limit, the least sum of all plans
-    for t_max in sorted({*times.values(), math.inf}):
-
-        @cache
-        def least(first_layer: int, remaining_gpus: int, t_max: float = t_max) -> float:
-            if first_layer == layers:
-                # all layers are placed: a plan must use every GPU, unless `spare`
-                return 0.0 if spare or not remaining_gpus else math.inf
-            options = (
-                times[first_layer, last_layer, size] + least(last_layer + 1, remaining_gpus - size)
-                for size in sizes
-                if size <= remaining_gpus
-                for last_layer in range(first_layer, layers)
-                if times[first_layer, last_layer, size] <= t_max
-            )
-            return min(options, default=math.inf)
-
-        yield t_max, least(0, gpus)
-
-
-def _way(total: Callable[[float, float, int], float], *, spare: bool = False) -> Callable[..., float]:
-    """A wrong total of sum, maximum and micro-batches, or a wrong space of plans."""
-
-    def found(time_of: TimeOf, layers: int, gpus: int, micro_batches: int) -> float:
-        pairs = [
-            pair
-            for pair in _least_sums(time_of, layers, gpus, spare=spare)
-            if math.isfinite(pair[0]) and math.isfinite(pair[1])
-        ]
-        return min((total(t_sum, t_max, micro_batches) for t_max, t_sum in pairs), default=math.nan)
-
-    return found
-
-
-def _unlimited(time_of: TimeOf, layers: int, gpus: int, micro_batches: int) -> float:
-    """The least sum whatever t_max, with the smallest t_max besides."""
-    pairs = list(_least_sums(time_of, layers, gpus, spare=False))
-    return pairs[-1][1] + (micro_batches - 1) * pairs[0][0]
-
-
 def _greedy(time_of: TimeOf, layers: int, gpus: int, micro_batches: int) -> float:
     """The best number of equal stages: so many layers, so many GPUs each."""
     step_times = []
@@ -180,15 +131,26 @@ def _powers(gpus: int) -> Iterable[int]:
 
 def _plans(
     total: Callable[[float, float, int], float],
-    sizes: Callable[[int], Iterable[int]],
+    sizes: Callable[[int], Iterable[int]] = _powers,
+    *,
+    spare: bool = False,
 ) -> Callable[..., float]:
-    """The least of another total over every plan; those that another one beats in both numbers are left out."""
+    """The least of another total (of sum, maximum, micro-batches) over every plan, or in a wrong space of plans.
+
+    Plans that another one beats in both numbers are left out.
+
+    Args:
+        total: of sum and maximum of the stages' times, and of the micro-batches.
+        sizes: of the groups of GPUs that a stage may have, of those that are left.
+        spare: whether GPUs may be left without work.
+    """
 
     def found(time_of: TimeOf, layers: int, gpus: int, micro_batches: int) -> float:
         @cache
         def plans(first_layer: int, remaining_gpus: int) -> frozenset[tuple[float, float]]:
             if first_layer == layers:
-                return frozenset(() if remaining_gpus else ((0.0, 0.0),))
+                # all layers are placed: a plan must use every GPU, unless `spare`
+                return frozenset(() if remaining_gpus and not spare else ((0.0, 0.0),))
             candidates = {
                 (t + t_sum, max(t, slowest))
                 for last_layer in range(first_layer, layers)
@@ -209,17 +171,24 @@ def _plans(
     return found
 
 
+def _unlimited(time_of: TimeOf, layers: int, gpus: int, micro_batches: int) -> float:
+    """The least sum whatever the slowest stage, with the shortest time of any stage besides."""
+    spans = [(first_layer, last_layer) for first_layer in range(layers) for last_layer in range(first_layer, layers)]
+    fastest = min(time_of(*span, size) for span in spans for size in _powers(gpus))
+    return _plans(lambda t_sum, slowest, b: t_sum)(time_of, layers, gpus, 1) + (micro_batches - 1) * fastest
+
+
 _STAGE_WAYS = {
-    "you minimise the sum of the stages alone": _way(lambda t_sum, t_max, b: t_sum),
-    "you count B · max t": _way(lambda t_sum, t_max, b: b * t_max),
-    "one micro-batch too many": _way(lambda t_sum, t_max, b: t_sum + b * t_max),
+    "you minimise the sum of the stages alone": _plans(lambda t_sum, slowest, b: t_sum),
+    "you count B · max t": _plans(lambda t_sum, slowest, b: b * slowest),
+    "one micro-batch too many": _plans(lambda t_sum, slowest, b: t_sum + b * slowest),
     "your sum ignores t_max": _unlimited,
-    "your plans leave GPUs without work": _way(lambda t_sum, t_max, b: t_sum + (b - 1) * t_max, spare=True),
+    "your plans leave GPUs without work": _plans(lambda t_sum, slowest, b: t_sum + (b - 1) * slowest, spare=True),
     "you cut into equal stages only": _greedy,
     "you put all layers into one stage on all GPUs": lambda time_of, layers, gpus, b: b * time_of(0, layers - 1, gpus),
-    "you make the micro-batches wait for one another": _plans(lambda t_sum, slowest, b: b * t_sum, _powers),
-    "the micro-batches are left out": _plans(lambda t_sum, slowest, b: t_sum + slowest, _powers),
-    "that is the slowest stage alone": _plans(lambda t_sum, slowest, b: slowest, _powers),
+    "you make the micro-batches wait for one another": _plans(lambda t_sum, slowest, b: b * t_sum),
+    "the micro-batches are left out": _plans(lambda t_sum, slowest, b: t_sum + slowest),
+    "that is the slowest stage alone": _plans(lambda t_sum, slowest, b: slowest),
     "you give stages groups of 3 GPUs and the like": _plans(
         lambda t_sum, slowest, b: t_sum + (b - 1) * slowest, lambda gpus: range(1, gpus + 1)
     ),

@@ -11,7 +11,7 @@ from typing import Any, Final
 from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, shortest, significant
 from dlojz.cost_model.step import SECONDS_PER_DAY
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise import Said, Wrong
 from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
 from dlojz.labs.kit.judges import Case, Numbers
 
@@ -39,22 +39,6 @@ def shares_of_peak(parameters: float, tokens_per_s: float, gpus: int, peak_flops
     return MODEL_OPERATIONS * rate, (RECOMPUTED if recompute else MODEL_OPERATIONS) * rate
 
 
-def _trainings() -> Iterator[Case]:
-    yield 175e9, 140_000.0, 1024, 312e12, True
-    yield 22e9, 9_500.0, 8, 312e12, False
-    yield 7e9, 52_000.0, 16, 989e12, True
-    yield 875_000.0, 3_100.0, 4, 4e10, False
-
-
-def _share(part: int, operations: Callable[[bool], float]) -> MistakeWay:
-    return MistakeWay(
-        lambda parameters, tokens_per_s, gpus, peak, recompute: (
-            operations(recompute) * parameters * tokens_per_s / (gpus * peak)
-        ),
-        part=part,
-    )
-
-
 def _training_told(case: Case) -> Said:
     parameters, tokens_per_s, gpus, peak, recompute = case
     return TEXTS.sentence(
@@ -71,21 +55,26 @@ def _training_told(case: Case) -> Said:
 SHARES = TEXTS.exercise(
     "shares-of-peak",
     shares_of_peak,
-    cases=_trainings,
+    cases=(
+        (175e9, 140_000.0, 1024, 312e12, True),
+        (22e9, 9_500.0, 8, 312e12, False),
+        (7e9, 52_000.0, 16, 989e12, True),
+        (875_000.0, 3_100.0, 4, 4e10, False),
+    ),
     parts=(Said("the MFU", "la MFU"), Said("the HFU", "la HFU")),
     told=_training_told,
     mistakes={
-        "the MFU counts recomputation": _share(0, lambda recompute: RECOMPUTED if recompute else MODEL_OPERATIONS),
-        "the MFU always takes 8 operations": _share(0, lambda recompute: RECOMPUTED),
-        "the MFU counts the forward alone": _share(0, lambda recompute: 2),
-        "the MFU counts the backward alone": _share(0, lambda recompute: 4),
-        "you divide by the peak of one GPU": MistakeWay(
-            lambda parameters, tokens_per_s, gpus, peak, recompute: 6 * parameters * tokens_per_s / peak, part=0
+        "the MFU counts recomputation": MistakeWay(
+            "return MODEL_OPERATIONS → return (RECOMPUTED if recompute else MODEL_OPERATIONS)", part=0
         ),
-        "the MFU is in per cent": _share(0, lambda recompute: 600),
-        "the HFU leaves recomputation out": _share(1, lambda recompute: MODEL_OPERATIONS),
-        "the HFU always takes 8 operations": _share(1, lambda recompute: RECOMPUTED),
-        "the HFU repeats the backward too": _share(1, lambda recompute: 12 if recompute else 6),
+        "the MFU always takes 8 operations": MistakeWay("return MODEL_OPERATIONS → return RECOMPUTED", part=0),
+        "the MFU counts the forward alone": MistakeWay("return MODEL_OPERATIONS → return 2", part=0),
+        "the MFU counts the backward alone": MistakeWay("return MODEL_OPERATIONS → return 4", part=0),
+        "you divide by the peak of one GPU": MistakeWay("gpus * peak_flops → peak_flops", part=0),
+        "the MFU is in per cent": MistakeWay("return MODEL_OPERATIONS → return 100 * MODEL_OPERATIONS", part=0),
+        "the HFU leaves recomputation out": MistakeWay("RECOMPUTED → MODEL_OPERATIONS", part=1),
+        "the HFU always takes 8 operations": MistakeWay("else MODEL_OPERATIONS → else RECOMPUTED", part=1),
+        "the HFU repeats the backward too": MistakeWay("RECOMPUTED → 12", part=1),
     },
     tolerance=1e-6,
 )
@@ -137,16 +126,7 @@ def _rounds() -> Iterator[Case]:
         yield first_s, second_s
 
 
-def _ratio(statistic: Callable[[Sequence[float]], float], english: str, french: str) -> Mistake:
-    return Mistake(lambda first_s, second_s: statistic(second_s) / statistic(first_s), english, french, part=0)
-
-
-_UNPAIRED = (
-    "compares all rounds of one with all rounds of the other. A slow moment of the machine hits both of a round: take "
-    "the ratio within each round first, then the median.",
-    "compare tous les tours de l’une à tous ceux de l’autre. Un moment lent de la machine touche les deux mesures d’un "
-    "tour : prenez d’abord le rapport dans chaque tour, puis la médiane.",
-)
+_WON = "*_wins(first_s, second_s)"
 
 PAIRED = TEXTS.exercise(
     "paired-rounds",
@@ -156,34 +136,23 @@ PAIRED = TEXTS.exercise(
     told=Said("For the rounds {0} and {1}", "Pour les tours {0} et {1}"),
     mistakes={
         "your ratio is the other way round": MistakeWay(
-            lambda first_s, second_s: statistics.median([a / b for a, b in zip(first_s, second_s, strict=True)]), part=0
+            "second_round / first_round → first_round / second_round", part=0
         ),
-        "ratio of unpaired medians": _ratio(
-            statistics.median, f"Your ratio of medians {_UNPAIRED[0]}", f"Votre rapport de médianes {_UNPAIRED[1]}"
+        "ratio of unpaired medians": MistakeWay(
+            "statistics.median(ratios) → statistics.median(second_s) / statistics.median(first_s)", part=0
         ),
-        "ratio of unpaired means": _ratio(
-            statistics.fmean, f"Your ratio of means {_UNPAIRED[0]}", f"Votre rapport de moyennes {_UNPAIRED[1]}"
+        "ratio of unpaired means": MistakeWay(
+            "statistics.median(ratios) → statistics.fmean(second_s) / statistics.fmean(first_s)", part=0
         ),
-        "ratio of the best times": _ratio(
-            min, f"Your ratio of the best times {_UNPAIRED[0]}", f"Votre rapport des minima {_UNPAIRED[1]}"
-        ),
-        "you take the mean of the ratios": MistakeWay(
-            lambda first_s, second_s: statistics.fmean([b / a for a, b in zip(first_s, second_s, strict=True)]), part=0
-        ),
-        "your p is one-sided": MistakeWay(lambda first_s, second_s: _tail(*_wins(first_s, second_s)), part=1),
-        "p above 1": MistakeWay(lambda first_s, second_s: 2 * _tail(*_wins(first_s, second_s)), part=1),
-        "you count ties among the rounds": MistakeWay(
-            lambda first_s, second_s: min(1.0, 2 * _tail(_wins(first_s, second_s)[0], len(first_s))), part=1
-        ),
+        "ratio of the best times": MistakeWay("statistics.median(ratios) → min(second_s) / min(first_s)", part=0),
+        "you take the mean of the ratios": MistakeWay("statistics.median → statistics.fmean", part=0),
+        "your p is one-sided": MistakeWay("2 * _tail → _tail", part=1),
+        "p above 1": MistakeWay("min(1.0, → (", part=1),
+        "you count ties among the rounds": MistakeWay(f"{_WON} → _wins(first_s, second_s)[0], len(first_s)", part=1),
         "you take the probability of exactly so many wins": MistakeWay(
-            lambda first_s, second_s: min(
-                1.0, 2 * math.comb(*reversed(_wins(first_s, second_s))) / 2 ** _wins(first_s, second_s)[1]
-            ),
-            part=1,
+            f"_tail({_WON}) → math.comb(*_wins(first_s, second_s)[::-1]) / 2 ** _wins(first_s, second_s)[1]", part=1
         ),
-        "you return 1 − p": MistakeWay(
-            lambda first_s, second_s: 1 - min(1.0, 2 * _tail(*_wins(first_s, second_s))), part=1
-        ),
+        "you return 1 − p": MistakeWay("min(1.0, → 1 - min(1.0,", part=1),
         **{
             key: MistakeWay(lambda first_s, second_s, p=p: p(*_wins(first_s, second_s)), part=1)
             for key, p in {
@@ -198,23 +167,16 @@ PAIRED = TEXTS.exercise(
             for sign in (1, -1)
         ),
         "you take differences in seconds": MistakeWay(
-            lambda first_s, second_s: statistics.median([b - a for a, b in zip(first_s, second_s, strict=True)]), part=0
+            "second_round / first_round → second_round - first_round", part=0
         ),
         "you take the geometric mean of the ratios": MistakeWay(
-            lambda first_s, second_s: statistics.geometric_mean(
-                [b / a for a, b in zip(first_s, second_s, strict=True)]
-            ),
-            part=0,
+            "statistics.median → statistics.geometric_mean", part=0
         ),
         "upper middle in place of the median": MistakeWay(
-            lambda first_s, second_s: sorted(b / a for a, b in zip(first_s, second_s, strict=True))[len(first_s) // 2],
-            part=0,
+            "statistics.median(ratios) → sorted(ratios)[len(ratios) // 2]", part=0
         ),
         "each list sorted by itself": MistakeWay(
-            lambda first_s, second_s: statistics.median(
-                [b / a for a, b in zip(sorted(first_s), sorted(second_s), strict=True)]
-            ),
-            part=0,
+            "zip(first_s, second_s, → zip(sorted(first_s), sorted(second_s),", part=0
         ),
     },
     tolerance=1e-6,

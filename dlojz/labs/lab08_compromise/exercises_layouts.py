@@ -14,7 +14,7 @@ from typing import Any
 from dlojz.base.language import significant
 from dlojz.config.fields import LayoutFields
 from dlojz.labs.kit.exercise import Mistake, Said
-from dlojz.labs.kit.exercise_texts import MistakeWay, Texts, by_part
+from dlojz.labs.kit.exercise_texts import MistakeWay, Texts, by_part, edited_when_called
 from dlojz.labs.kit.judges import Case, Numbers, refuse_nothing, shown
 from dlojz.planner.space import degrees_words
 
@@ -61,61 +61,38 @@ def _states(part: int) -> list[Mistake]:
     """The usual mistakes about one kind of state."""
     size, min_stage = ((WEIGHT_BYTES, 3), (MEMORY_GRADIENT_BYTES, 2), (OPTIMIZER_BYTES, 1))[part]
     name = Said(("weights", "gradients", "optimizer")[part], ("poids", "gradients", "états de l’optimiseur")[part])
+    values = {"name": name, "size": size, "min_stage": min_stage}
 
-    def shared(layout: Any, from_stage: int = min_stage) -> int:
-        return int(layout.dp) if layout.zero >= from_stage else 1
-
-    def state(key: str, bytes_of: Callable[..., float], **values: Any) -> Mistake:
-        return TEXTS.mistake(
-            "rank-bytes",
-            key,
-            lambda layout, stage, parameters, micro_batch_bytes: bytes_of(layout, parameters),
-            part=part,
-            name=name,
-            size=size,
-            min_stage=min_stage,
-            **values,
-        )
+    def state(key: str, edits: str, **more: Any) -> Mistake:
+        way = edited_when_called((rank_bytes,), edits, part)
+        return TEXTS.mistake("rank-bytes", key, way, part=part, **values, **more)
 
     return [
-        state("states of a whole stage", lambda layout, parameters: parameters * size / shared(layout)),
-        state("never sharded over the replicas", lambda layout, parameters: parameters / layout.tp * size),
-        state("always sharded over the replicas", lambda layout, parameters: parameters / layout.tp * size / layout.dp),
+        state("states of a whole stage", "slice_parameters * size → parameters * size"),
+        state("never sharded over the replicas", "(layout.dp if layout.zero >= zero_stage else 1) → 1"),
+        state("always sharded over the replicas", "if layout.zero >= zero_stage else 1 →"),
         *(
-            state(
-                "sharded from another stage on",
-                lambda layout, parameters, stage=stage: parameters / layout.tp * size / shared(layout, stage),
-                from_stage=stage,
-            )
+            state("sharded from another stage on", f">= zero_stage → >= {stage}", from_stage=stage)
             for stage in (1, 2, 3)
             if stage != min_stage
         ),
         *(
-            state(
-                "other bytes per parameter",
-                lambda layout, parameters, size=bytes_each: parameters / layout.tp * size / shared(layout),
-                bytes_each=bytes_each,
-            )
-            for bytes_each in (2, 4, 8, 12, 16)
-            if bytes_each != size
+            state("other bytes per parameter", f"slice_parameters * size → slice_parameters * {each}", bytes_each=each)
+            for each in (2, 4, 8, 12, 16)
+            if each != size
         ),
-        state("divided by pp", lambda layout, parameters: parameters / layout.tp / layout.pp * size / shared(layout)),
-        state("multiplied by tp", lambda layout, parameters: parameters * layout.tp * size / shared(layout)),
-        state(
-            "divided by tp in place of dp",
-            lambda layout, parameters: parameters / layout.tp * size / (layout.tp if layout.zero >= min_stage else 1),
-        ),
-        state(
-            "sharded in one stage only",
-            lambda layout, parameters: parameters / layout.tp * size / (layout.dp if layout.zero == min_stage else 1),
-        ),
+        state("divided by pp", "parameters / layout.tp → parameters / layout.tp / layout.pp"),
+        state("multiplied by tp", "parameters / layout.tp → parameters * layout.tp"),
+        state("divided by tp in place of dp", "layout.dp if → layout.tp if"),
+        state("sharded in one stage only", ">= zero_stage → == zero_stage"),
     ]
 
 
-def _flight(count: Callable[[Any, int], float]) -> MistakeWay:
-    return MistakeWay(
-        lambda layout, stage, parameters, micro_batch_bytes: micro_batch_bytes * count(layout, stage), part=3
-    )
+_IN_FLIGHT = "min(layout.pp - stage, layout.micro_batches)"
+
+
+def _flight(count: str) -> MistakeWay:
+    return MistakeWay(f"{_IN_FLIGHT} → {count}", part=3)
 
 
 RANK_BYTES = TEXTS.exercise(
@@ -131,22 +108,16 @@ RANK_BYTES = TEXTS.exercise(
     told=TEXTS.sentence("rank-bytes", "the case"),
     mistakes={
         "states sharded or counted wrongly": tuple(mistake for part in range(3) for mistake in _states(part)),
-        "keeps all micro-batches, as GPipe does": _flight(lambda layout, stage: layout.micro_batches),
-        "every stage keeps as many as the first": _flight(lambda layout, stage: min(layout.pp, layout.micro_batches)),
-        "counts stages from the wrong end": _flight(lambda layout, stage: min(stage + 1, layout.micro_batches)),
-        "one micro-batch in flight too few": _flight(
-            lambda layout, stage: min(layout.pp - stage - 1, layout.micro_batches)
-        ),
-        "more in flight than a step has": _flight(lambda layout, stage: layout.pp - stage),
-        "keeps a single micro-batch": _flight(lambda layout, stage: 1),
-        "divides the activations by tp again": _flight(
-            lambda layout, stage: min(layout.pp - stage, layout.micro_batches) / layout.tp
-        ),
-        "larger of the two numbers": _flight(lambda layout, stage: max(layout.pp - stage, layout.micro_batches)),
-        "one micro-batch in flight too many": _flight(
-            lambda layout, stage: min(layout.pp - stage + 1, layout.micro_batches)
-        ),
-        "divides the micro-batches by dp": _flight(lambda layout, stage: layout.micro_batches / layout.dp),
+        "keeps all micro-batches, as GPipe does": _flight("layout.micro_batches"),
+        "every stage keeps as many as the first": _flight("min(layout.pp, layout.micro_batches)"),
+        "counts stages from the wrong end": _flight("min(stage + 1, layout.micro_batches)"),
+        "one micro-batch in flight too few": _flight("min(layout.pp - stage - 1, layout.micro_batches)"),
+        "more in flight than a step has": _flight("(layout.pp - stage)"),
+        "keeps a single micro-batch": _flight("1"),
+        "divides the activations by tp again": _flight(f"{_IN_FLIGHT} / layout.tp"),
+        "larger of the two numbers": _flight("max(layout.pp - stage, layout.micro_batches)"),
+        "one micro-batch in flight too many": _flight("min(layout.pp - stage + 1, layout.micro_batches)"),
+        "divides the micro-batches by dp": _flight("layout.micro_batches / layout.dp"),
     },
     tolerance=1e-6,
 )
@@ -180,42 +151,13 @@ def best_split(
 
     Sources: Narayanan et al. 2021 (arXiv 2104.04473), §3.3.1; Patarasuk & Yuan 2009, §3.
     """
-    return _least()(gpus, micro_batches, work_s, parameters, capacity_bytes, alpha_s, beta_s_per_byte)
-
-
-Cost = Callable[..., float]
-
-
-def _bubble_s(pp: int, dp: int, m: int, work_s: float, parameters: float, alpha: float, beta: float) -> float:
-    return (pp - 1) * work_s / pp
-
-
-def _reduce_s(pp: int, dp: int, m: int, work_s: float, parameters: float, alpha: float, beta: float) -> float:
-    return 2 * (dp - 1) * (alpha + beta * SPLIT_GRADIENT_BYTES * parameters / pp / dp)
-
-
-def _least(
-    bubble: Cost = _bubble_s,
-    reduce: Cost = _reduce_s,
-    *,
-    key: Callable[[Numbers], float] = lambda split: split[1] + split[2],
-    worst: bool = False,
-    shared: bool = True,
-    fits: Callable[[float, int, float], bool] = lambda parameters, pp, capacity: (
-        STATE_BYTES * parameters / pp <= capacity
-    ),
-) -> Callable[..., Numbers]:
-    """The split that two costs choose, with the costs; by another order of them, or another rule of what can be."""
-
-    def found(gpus: int, m: int, work_s: float, parameters: float, capacity: float, *link: float) -> Numbers:
-        priced = [
-            (float(pp), bubble(pp, dp, m, work_s, parameters, *link), reduce(pp, dp, m, work_s, parameters, *link))
-            for pp, dp in ((pp, gpus // pp) for pp in range(1, gpus + 1) if gpus % pp == 0)
-            if (m % dp == 0 or not shared) and fits(parameters, pp, capacity)
-        ]
-        return (max if worst else min)(priced, key=key)
-
-    return found
+    priced = []
+    for pp, dp in ((pp, gpus // pp) for pp in range(1, gpus + 1) if gpus % pp == 0):
+        if micro_batches % dp == 0 and STATE_BYTES * parameters / pp <= capacity_bytes:
+            bubble_s = (pp - 1) * work_s / pp
+            reduce_s = 2 * (dp - 1) * (alpha_s + beta_s_per_byte * SPLIT_GRADIENT_BYTES * parameters / pp / dp)
+            priced.append((float(pp), bubble_s, reduce_s))
+    return min(priced, key=lambda split: split[1] + split[2])
 
 
 def _clusters() -> Iterator[Case]:
@@ -250,49 +192,27 @@ def _told_cluster(case: Case) -> Said:
 
 
 _SPLIT_WAYS = {
-    "you look at the seconds alone": _least(fits=lambda parameters, pp, capacity: True),
-    "you leave the bubble out, so the longest pipeline always": _least(lambda *a: 0.0),
-    "you leave the all-reduce out": _least(reduce=lambda *a: 0.0),
-    "gradients of the whole model": _least(reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(1, dp, m, w, g, a, b)),
-    "your bubble is pp times too long": _least(lambda pp, dp, m, w, g, a, b: (pp - 1) * w),
-    "you take (p − 1)/m with the micro-batches of the whole": _least(
-        lambda pp, dp, m, w, g, a, b: (pp - 1) / m * (m / dp * w / pp)
-    ),
-    "each step of the ring carries one chunk": _least(
-        reduce=lambda pp, dp, m, w, g, a, b: 2 * (dp - 1) * (a + b * SPLIT_GRADIENT_BYTES * g / pp)
-    ),
-    "you send as many bytes as there are parameters": _least(
-        reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(pp, dp, m, w, g / SPLIT_GRADIENT_BYTES, a, b)
-    ),
-    "your all-reduce goes round once": _least(
-        reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(pp, dp, m, w, g, a, b) / 2
-    ),
-    "you return dp, the number of replicas": lambda gpus, *arguments: (
-        gpus / best_split(gpus, *arguments)[0],
-        *best_split(gpus, *arguments)[1:],
-    ),
-    "micro-batches that cannot be shared equally": _least(shared=False),
-    "a GPU filled exactly is refused": _least(
-        fits=lambda parameters, pp, capacity: STATE_BYTES * parameters / pp < capacity
-    ),
-    "you let through twice what a GPU can hold": _least(
-        fits=lambda parameters, pp, capacity: STATE_BYTES / 2 * parameters / pp <= capacity
-    ),
-    "you compare the longer of the two waits": _least(key=lambda split: max(split[1], split[2])),
-    "you take the split that waits most": _least(worst=True),
-    "you divide the latency by dp too": _least(
-        reduce=lambda pp, dp, m, w, g, a, b: 2 * (dp - 1) / dp * (a + b * SPLIT_GRADIENT_BYTES * g / pp)
-    ),
-    "you count 2 dp steps": _least(
-        reduce=lambda pp, dp, m, w, g, a, b: (
-            _reduce_s(pp, dp, m, w, g, a, b) / (dp - 1) * dp if dp > 1 else 2 * (a + b * SPLIT_GRADIENT_BYTES * g / pp)
-        )
-    ),
-    "the latency is left out": _least(reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(pp, dp, m, w, g, 0.0, b)),
-    "you count 4 bytes per gradient": _least(reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(pp, dp, m, w, 2 * g, a, b)),
-    "your bubble is pp times a stage's length": _least(lambda pp, dp, m, w, g, a, b: w),
-    "you divide the bubble by the micro-batches": _least(lambda pp, dp, m, w, g, a, b: (pp - 1) * w / pp / m),
-    "you add the two waits up": lambda *case: (best_split(*case)[0], sum(best_split(*case)[1:]), 0.0),
+    "you look at the seconds alone": "and STATE_BYTES * parameters / pp <= capacity_bytes →",
+    "you leave the bubble out, so the longest pipeline always": "(pp - 1) * work_s / pp → 0.0",
+    "you leave the all-reduce out": "2 * (dp - 1) → 0.0",
+    "gradients of the whole model": "parameters / pp / dp → parameters / dp",
+    "your bubble is pp times too long": "work_s / pp → work_s",
+    "you take (p − 1)/m with the micro-batches of the whole": "work_s / pp → work_s / pp / dp",
+    "each step of the ring carries one chunk": "parameters / pp / dp → parameters / pp",
+    "you send as many bytes as there are parameters": "SPLIT_GRADIENT_BYTES * →",
+    "your all-reduce goes round once": "2 * (dp - 1) → (dp - 1)",
+    "you return dp, the number of replicas": "float(pp) → float(dp)",
+    "micro-batches that cannot be shared equally": "micro_batches % dp == 0 and →",
+    "a GPU filled exactly is refused": "<= capacity_bytes → < capacity_bytes",
+    "you let through twice what a GPU can hold": "STATE_BYTES * → STATE_BYTES / 2 *",
+    "you compare the longer of the two waits": "split[1] + split[2] → max(split[1], split[2])",
+    "you take the split that waits most": "min(priced → max(priced",
+    "you divide the latency by dp too": "2 * (dp - 1) → 2 * (dp - 1) / dp; parameters / pp / dp → parameters / pp",
+    "you count 2 dp steps": "2 * (dp - 1) → 2 * dp",
+    "the latency is left out": "(alpha_s + → (",
+    "you count 4 bytes per gradient": "SPLIT_GRADIENT_BYTES → 2 * SPLIT_GRADIENT_BYTES",
+    "your bubble is pp times a stage's length": "(pp - 1) * work_s / pp → work_s",
+    "you divide the bubble by the micro-batches": "work_s / pp → work_s / pp / micro_batches",
 }
 
 BEST_SPLIT = TEXTS.exercise(
@@ -306,7 +226,8 @@ BEST_SPLIT = TEXTS.exercise(
     ),
     told=_told_cluster,
     mistakes={
-        **{key: by_part(way, 3) for key, way in _SPLIT_WAYS.items()},
+        **{key: by_part(edits, 3) for key, edits in _SPLIT_WAYS.items()},
+        "you add the two waits up": by_part(lambda *case: (best_split(*case)[0], sum(best_split(*case)[1:]), 0.0), 3),
         "the bubble as a share of the work": MistakeWay(
             lambda gpus, m, work_s, *arguments: best_split(gpus, m, work_s, *arguments)[1] / (m / gpus * work_s), part=1
         ),
@@ -422,23 +343,11 @@ CHOOSE = TEXTS.exercise(
     cases=_questions,
     trial=_row_of,
     mistakes={
-        "steps in place of samples per second": lambda rows, gpus, heads, capacity: min(
-            (row for row in rows if not reason(row, gpus, heads, capacity)), key=lambda row: row.step_s
-        ),
-        "most memory to spare": lambda rows, gpus, heads, capacity: min(
-            (row for row in rows if not reason(row, gpus, heads, capacity)), key=lambda row: row.memory_bytes
-        ),
-        "the slowest of those that can run": lambda rows, gpus, heads, capacity: min(
-            (row for row in rows if not reason(row, gpus, heads, capacity)), key=lambda row: row.samples_per_s
-        ),
-        "you count the samples of one replica": lambda rows, gpus, heads, capacity: max(
-            (row for row in rows if not reason(row, gpus, heads, capacity)),
-            key=lambda row: row.micro_batch * row.micro_batches / row.step_s,
-        ),
-        "you count one micro-batch per step": lambda rows, gpus, heads, capacity: max(
-            (row for row in rows if not reason(row, gpus, heads, capacity)),
-            key=lambda row: row.dp * row.micro_batch / row.step_s,
-        ),
+        "steps in place of samples per second": "row.samples_per_s → -row.step_s",
+        "most memory to spare": "row.samples_per_s → -row.memory_bytes",
+        "the slowest of those that can run": "row.samples_per_s → -row.samples_per_s",
+        "you count the samples of one replica": "row.samples_per_s → row.samples_per_s / row.dp",
+        "you count one micro-batch per step": "row.samples_per_s → row.samples_per_s / row.micro_batches",
     },
     differs=_other_choice,
 )

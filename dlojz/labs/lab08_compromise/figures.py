@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from dlojz.base.language import brief_percent, decimal, refusal, rounded, say
 from dlojz.base.table import Table, titles, visible
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.style import BLACK, BLUE, EDGE, LINE_STYLES, NORMAL, ORANGE, SMALL, YELLOW
-from dlojz.labs.kit.exercise import Said
+from dlojz.labs.kit.exercise import Said, Sentences
 from dlojz.labs.kit.figures import HEAT, PLATE, given, illustrated, pictured, short
 from dlojz.labs.lab08_compromise.exercises_alpa import Chain, chain_cost
 from dlojz.labs.lab08_compromise.figures_published import bloom as bloom  # noqa: PLC0414
@@ -30,6 +31,8 @@ from dlojz.labs.lab08_compromise.figures_published import bubble_or_all_reduce a
 from dlojz.labs.lab08_compromise.figures_published import giants as giants  # noqa: PLC0414
 from dlojz.planner.answer import seconds
 from dlojz.planner.this_machine import LocalChoice
+
+TEXTS = Sentences(Path(__file__).with_suffix(".md"))
 
 Path = Sequence[int]
 
@@ -222,10 +225,7 @@ def _bars(axes: Axes, pairs: Sequence[tuple[LocalChoice, float]]) -> None:
 
 def _loss_words(pairs: Sequence[tuple[LocalChoice, float]], loss: float) -> str:
     if loss <= 0:
-        return say(
-            en=f"first choice of {len(pairs)}: also the fastest measured",
-            fr=f"premier choix sur {len(pairs)} : c’est aussi la plus rapide mesurée",
-        )
+        return TEXTS.say("loss words", "first choice is the fastest", pairs_count=len(pairs))
     return say(
         en=f"first choice of {len(pairs)}: {brief_percent(loss)} above the fastest measured",
         fr=f"premier choix sur {len(pairs)} : {brief_percent(loss)} au-dessus de la plus rapide mesurée",
@@ -234,10 +234,7 @@ def _loss_words(pairs: Sequence[tuple[LocalChoice, float]], loss: float) -> str:
 
 def _neighbours_sheet(pairs: Sequence[tuple[LocalChoice, float]]) -> Table:
     fastest = min(value for _, value in pairs)
-    head = titles(
-        en="layout; predicted; measured; predicted over measured; over the fastest",
-        fr="configuration; prédit; mesuré; prédit sur mesuré; sur la plus rapide",
-    )
+    head = titles(*TEXTS.sentence("neighbours sheet", "heads"))
     rows = [
         (
             ("★ " if position == 0 else "") + row.title,
@@ -253,7 +250,4 @@ def _neighbours_sheet(pairs: Sequence[tuple[LocalChoice, float]]) -> Table:
 
 def _neighbours_alt(pairs: Sequence[tuple[LocalChoice, float]], loss: float) -> str:
     steps_text = ", ".join(f"{visible(row.title)}: {seconds(row.step_s)} / {seconds(value)}" for row, value in pairs)
-    return f"{_loss_words(pairs, loss)}. " + say(
-        en=f"Predicted / measured seconds of a step: {steps_text}.",
-        fr=f"Durée d’un pas, prédite / mesurée : {steps_text}.",
-    )
+    return f"{_loss_words(pairs, loss)}. " + TEXTS.say("neighbours", "alt", steps_text=steps_text)

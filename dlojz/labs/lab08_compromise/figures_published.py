@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 from functools import cache
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -39,6 +40,7 @@ from dlojz.display.style import (
 from dlojz.hardware import cluster
 from dlojz.hardware import cluster as cluster_named
 from dlojz.hardware.evidence import Measurement, table
+from dlojz.labs.kit.exercise import Sentences
 from dlojz.labs.kit.figures import PLATE, illustrated, logarithmic, thousands
 from dlojz.planner.answer import HeldOutErrors, held_out, seconds
 from dlojz.planner.ask import plan
@@ -46,6 +48,8 @@ from dlojz.planner.planned_model import Subject, subject
 from dlojz.planner.question import calibration_of, check_gpus, check_precision, fuses_attention
 from dlojz.planner.search import PARTS
 from dlojz.planner.space import degrees_words, gigabytes, part_words
+
+TEXTS = Sentences(Path(__file__).with_suffix(".md"))
 
 BLOOM_TABLE: Final = "jean-zay-a100"
 CHOSEN: Final = (8, 4, 12, 2)
@@ -186,13 +190,7 @@ def _times(axes: Axes, neighbours: tuple[Neighbour, ...]) -> None:
             axes.axhspan(position - 0.45, position + 0.45, color=YELLOW, alpha=0.35, zorder=0)
     axes.set_xlim(right=1.06 * max(neighbour.interval_s[1] for neighbour in neighbours))
     axes.set_xlabel(say(en="seconds of a step of 2048 sequences", fr="secondes d’un pas de 2048 séquences"))
-    axes.set_title(
-        say(
-            en="time (highlighted: BLOOM’s layout; bar: 4 rows in 5 of tables left out)",
-            fr="durée (surlignée : la configuration de BLOOM ; barre : 4 lignes sur 5 de tableaux écartés)",
-        ),
-        fontsize=NORMAL,
-    )
+    axes.set_title(TEXTS.say("times", "title"), fontsize=NORMAL)
 
 
 def _memories(axes: Axes, neighbours: tuple[Neighbour, ...]) -> None:
@@ -230,10 +228,7 @@ def _memories(axes: Axes, neighbours: tuple[Neighbour, ...]) -> None:
 
 
 def _bloom_sheet(neighbours: tuple[Neighbour, ...]) -> Table:
-    head = titles(
-        en="layout; measured; predicted; interval; memory read; memory predicted",
-        fr="configuration; mesuré; prédit; intervalle; mémoire lue; mémoire prédite",
-    )
+    head = titles(*TEXTS.sentence("bloom sheet", "heads"))
     rows = [
         (
             ("★ " if neighbour.is_chosen else "") + neighbour.title,
@@ -253,10 +248,7 @@ def _bloom_alt(neighbours: tuple[Neighbour, ...]) -> str:
         f"{row.title}: {seconds(_took(row)) if row.measured_s else 'OOM'} / {seconds(row.predicted_s)}"
         for row in neighbours
     )
-    return say(
-        en=f"Layouts measured for BLOOM on 384 A100, measured / predicted: {layouts_text}.",
-        fr=f"Configurations mesurées pour BLOOM sur 384 A100, mesuré / prédit : {layouts_text}.",
-    )
+    return TEXTS.say("bloom", "alt", layouts_text=layouts_text)
 
 
 TOKENS: Final = 300e9
@@ -454,11 +446,7 @@ def _giants_sheet(trainings: tuple[Training, ...]) -> Table:
         )
         for training in trainings
     ]
-    head = titles(
-        en="parameters; GPU; dp · tp · pp; 8TP/(nX); cost model; published FLOP/s; thousand GPU-hours; MWh of the GPUs",
-        fr="paramètres; GPU; dp · tp · pp; 8TP/(nX); modèle de coût; FLOP/s publiés; milliers d’heures GPU; MWh des "
-        "GPU",
-    )
+    head = titles(*TEXTS.sentence("giants sheet", "heads"))
     return Table(head, tuple(rows))
 
 
@@ -468,10 +456,7 @@ def _giants_alt(course: tuple[Training, ...], published: tuple[Training, ...]) -
         + (say(en="fits nowhere", fr="ne tient pas") if training.model_s is None else duration(training.model_s))
         for training in (*course, *published)
     )
-    return say(
-        en=f"Training on 300 billion tokens, by the formula – by the cost model: {trainings_text}.",
-        fr=f"Entraînement sur 300 milliards de tokens, par la formule – par le modèle de coût : {trainings_text}.",
-    )
+    return TEXTS.say("giants", "alt", trainings_text=trainings_text)
 
 
 def _amount(parameters: float) -> str:
@@ -685,7 +670,4 @@ def _split_alt(model: str, gpu_splits: tuple[GpuSplit, ...]) -> str:
     splits_text = ", ".join(
         f"pp {split.pp} dp {split.dp}: {seconds(split.bubble_s)} + {seconds(split.data_s)}" for split in gpu_splits
     )
-    return say(
-        en=f"Bubble and data-parallel messages of a step of {model} by stages and replicas: {splits_text}.",
-        fr=f"Bulle et messages du Data Parallelism d’un pas de {model}, par étages et répliques : {splits_text}.",
-    )
+    return TEXTS.say("split", "alt", model=model, splits_text=splits_text)

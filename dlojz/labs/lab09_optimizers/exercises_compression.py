@@ -12,24 +12,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from dlojz.base.language import refusal
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
-from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.exercise import Said, Wrong
+from dlojz.labs.kit.exercise_texts import Texts, edited
 from dlojz.labs.kit.judges import normal
 from dlojz.labs.kit.rank_judges import TENSOR_CASES
 from dlojz.processes.forks import RankAnswer
 
 TEXTS = Texts(__file__)
-
-Scale = Callable[[Tensor], Tensor]
-Compressed = Literal["chunk by chunk", "with one scale", "not at all"]
-"""How the chunks of a vector are compressed."""
 
 
 def compress(values: Tensor) -> Tensor:
@@ -57,10 +53,6 @@ def bias(draws: Tensor) -> Tensor:
 
 def _signs(values: Tensor) -> Tensor:
     return torch.where(values >= 0, 1.0, -1.0)
-
-
-def _scaled(scale: Scale) -> Callable[[Tensor], Tensor]:
-    return lambda values: _signs(values) * scale(values)
 
 
 def _vectors() -> Iterator[tuple[Tensor]]:
@@ -91,27 +83,25 @@ COMPRESS_SIGNS = TEXTS.exercise(
     compress,
     trial=_unchanged,
     cases=_vectors,
+    source=(compress, _signs),
     mistakes={
-        "zero stays zero": lambda values: values.sign() * values.abs().mean(),
-        "zero counts as negative": lambda values: -_signs(-values) * values.abs().mean(),
-        "the scale is missing": _signs,
-        "the scale is the mean of the numbers": _scaled(lambda values: values.mean()),
-        "your scale is the root mean square": _scaled(lambda values: values.square().mean().sqrt()),
-        "the scale is the largest magnitude": _scaled(lambda values: values.abs().max()),
-        "the scale is the sum of the magnitudes": _scaled(lambda values: values.abs().sum()),
-        "another scale than the mean magnitude": tuple(
-            _scaled(scale)
-            for scale in (
-                lambda values: values.abs().median(),
-                lambda values: values.square().mean(),
-                lambda values: values.std(),
-                lambda values: values.norm(),
-            )
+        "zero stays zero": "_signs(values) → values.sign()",
+        "zero counts as negative": ">= 0 → > 0",
+        "the scale is missing": "* values.abs().mean() →",
+        "the scale is the mean of the numbers": ".abs() →",
+        "your scale is the root mean square": ".abs().mean() → .square().mean().sqrt()",
+        "the scale is the largest magnitude": ".mean() → .max()",
+        "the scale is the sum of the magnitudes": ".mean() → .sum()",
+        "another scale than the mean magnitude": (
+            ".mean() → .median()",
+            ".abs().mean() → .square().mean()",
+            ".abs().mean() → .std()",
+            ".abs().mean() → .norm()",
         ),
-        "negative numbers become 0": lambda values: (values >= 0) * values.abs().mean(),
-        "the signs are the other way round": lambda values: -_signs(values) * values.abs().mean(),
-        "you divide by the scale": lambda values: _signs(values) / values.abs().mean(),
-        "each number keeps its own magnitude": lambda values: _signs(values) * values.abs(),
+        "negative numbers become 0": "_signs(values) → (values >= 0)",
+        "the signs are the other way round": "return _signs → return -_signs",
+        "you divide by the scale": "* values.abs() → / values.abs()",
+        "each number keeps its own magnitude": ".mean() →",
     },
 )
 
@@ -173,55 +163,33 @@ def _message(chunk: float) -> float:
     return chunk / 8 + 4 * math.ceil(chunk / BLOCK)
 
 
-def _ways(message: Callable[[int, int], float], collectives: int = 2) -> Callable[[int, int], float]:
-    return lambda parameters, ranks: collectives * (ranks - 1) * message(parameters, ranks)
-
-
 COMPRESSED_BYTES = TEXTS.exercise(
     "compressed-bytes",
     compressed_bytes,
     cases=((1_000_003, 4), (12_345, 3), (99_999, 8), (2_049, 2), (48_767, 3), (3_199, 4)),
+    source=(compressed_bytes, _chunk, _message),
     mistakes={
-        "the scales are missing": _ways(lambda parameters, ranks: _chunk(parameters, ranks) / 8),
-        "you count one scale per message": _ways(lambda parameters, ranks: _chunk(parameters, ranks) / 8 + 4),
-        "counts one of the two exchanges": _ways(
-            lambda parameters, ranks: _message(_chunk(parameters, ranks)), collectives=1
+        "the scales are missing": "+ 4 * math.ceil(chunk / BLOCK) →",
+        "you count one scale per message": "4 * math.ceil(chunk / BLOCK) → 4",
+        "counts one of the two exchanges": "2 * (ranks → (ranks",
+        "counts a rank's message to itself": "(ranks - 1) → ranks",
+        "you send the whole vector to every server": "_chunk(parameters, ranks)) → _chunk(parameters, 1))",
+        "counts bits": "chunk / 8 + 4 → chunk + 32",
+        "fractions of bytes and scales": (
+            "8 * math.ceil(math.ceil(parameters / ranks) / 8) → parameters / ranks; "
+            "math.ceil(chunk / BLOCK) → chunk / BLOCK"
         ),
-        "counts a rank's message to itself": lambda parameters, ranks: 2 * ranks * _message(_chunk(parameters, ranks)),
-        "you send the whole vector to every server": _ways(
-            lambda parameters, ranks: _message(8 * math.ceil(parameters / 8))
+        "the bytes of an all-reduce in fp32": "chunk / 8 + 4 * math.ceil(chunk / BLOCK) → 4 * chunk",
+        "you round the chunk down": "8 * math.ceil(math.ceil(parameters / ranks) / 8) → parameters // ranks // 8 * 8",
+        "chunk not filled up to whole bytes": (
+            "8 * math.ceil(math.ceil(parameters / ranks) / 8) → math.ceil(parameters / ranks); chunk / 8 → chunk // 8",
+            "8 * math.ceil(math.ceil(parameters / ranks) / 8) → math.ceil(parameters / ranks)",
         ),
-        "counts bits": _ways(
-            lambda parameters, ranks: _chunk(parameters, ranks) + 32 * math.ceil(parameters / ranks / BLOCK)
-        ),
-        "fractions of bytes and scales": _ways(
-            lambda parameters, ranks: parameters / ranks / 8 + 4 * parameters / ranks / BLOCK
-        ),
-        "the bytes of an all-reduce in fp32": _ways(lambda parameters, ranks: 4 * _chunk(parameters, ranks)),
-        "you round the chunk down": _ways(lambda parameters, ranks: _message(parameters // ranks // 8 * 8)),
-        "chunk not filled up to whole bytes": tuple(
-            Mistake(
-                _ways(lambda parameters, ranks, cut=cut: cut(math.ceil(parameters / ranks))),  # type: ignore[misc]
-                "The chunk is not filled up to a multiple of 8 numbers: its last byte is whole.",
-                "Le morceau n’est pas complété à un multiple de 8 nombres : son dernier octet est entier.",
-            )
-            for cut in (lambda chunk: chunk // 8 + 4 * math.ceil(chunk / BLOCK), _message)
-        ),
-        "no scale for a block only begun": _ways(
-            lambda parameters, ranks: _chunk(parameters, ranks) / 8 + 4 * (_chunk(parameters, ranks) // BLOCK)
-        ),
-        "counts one byte per scale": _ways(
-            lambda parameters, ranks: _chunk(parameters, ranks) / 8 + math.ceil(_chunk(parameters, ranks) / BLOCK)
-        ),
-        "you count a byte per number": _ways(
-            lambda parameters, ranks: _chunk(parameters, ranks) + 4 * math.ceil(_chunk(parameters, ranks) / BLOCK)
-        ),
-        "you divide by the number of ranks once more": lambda parameters, ranks: (
-            compressed_bytes(parameters, ranks) / ranks
-        ),
-        "you count one message per exchange": lambda parameters, ranks: (
-            compressed_bytes(parameters, ranks) / (ranks - 1)
-        ),
+        "no scale for a block only begun": "math.ceil(chunk / BLOCK) → (chunk // BLOCK)",
+        "counts one byte per scale": "4 * math.ceil(chunk → math.ceil(chunk",
+        "you count a byte per number": "chunk / 8 → chunk",
+        "you divide by the number of ranks once more": "return 2 * → return 2 / ranks *",
+        "you count one message per exchange": "(ranks - 1) * →",
     },
 )
 
@@ -301,36 +269,18 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
     return {"exchanged": types, "changed": changed}, outputs | {_WORKER: worker_error, _SERVER: server_error}
 
 
-def _read(chunks: Sequence[Tensor], how: Compressed) -> list[Tensor]:
+def _read(chunks: Sequence[Tensor]) -> list[Tensor]:
     """What the messages of chunks stand for."""
-    if how == "not at all":
-        return list(chunks)
-    # one scale over all chunks first; in each chunk `write` then finds the same mean magnitude
-    written = chunks if how == "chunk by chunk" else compress(torch.cat(list(chunks))).chunk(len(chunks))
-    return [read(write(chunk)) for chunk in written]
+    return [read(write(chunk)) for chunk in chunks]
 
 
-def simulated(
-    size: int,
-    seed: int,
-    *,
-    forgets: Sequence[str] = (),
-    share: float | None = None,
-    last_only: bool = False,
-    messages: Compressed = "chunk by chunk",
-    means: Compressed = "chunk by chunk",
-    alone: bool = False,
-) -> list[dict[str, Tensor]]:
-    """Compute in one process what each rank holds after all calls.
+def _read_together(chunks: Sequence[Tensor]) -> list[Tensor]:
+    """With one scale over all chunks: in each `write` then finds the same mean magnitude."""
+    return _read(compress(torch.cat(list(chunks))).chunk(len(chunks)))
 
-    Args:
-        forgets: whose errors are not kept, the worker's, the server's, or both.
-        share: by which a server multiplies each message; by default 1/size.
-        last_only: whether a worker keeps of its error what this call has left alone.
-        messages: how the workers' vectors are compressed.
-        means: how the servers' means are compressed.
-        alone: whether nothing is exchanged: each rank averages its own messages.
-    """
+
+def simulated(size: int, seed: int) -> list[dict[str, Tensor]]:
+    """Compute in one process what each rank holds after all calls."""
     workers = [torch.zeros(size * CHUNK) for _ in range(size)]
     servers = [torch.zeros(CHUNK) for _ in range(size)]
     rank_tensors: list[dict[str, Tensor]] = [{} for _ in range(size)]
@@ -340,88 +290,39 @@ def simulated(
             values = values_of(rank, size, seed, call)
             meant = values + workers[rank]
             # chunk j is the message to server j
-            read_chunks.append(_read(meant.chunk(size), messages))
-            if _WORKER not in forgets:
-                workers[rank] = (values if last_only else meant) - torch.cat(read_chunks[rank])
-        share = 1 / size if share is None else share
+            read_chunks.append(_read(meant.chunk(size)))
+            workers[rank] = meant - torch.cat(read_chunks[rank])
         # server: mean of the messages that it reads, and what its last means have left over
         sums = [
-            sum(rank_chunks[server] for rank_chunks in read_chunks) * share + servers[server] for server in range(size)
+            sum(rank_chunks[server] for rank_chunks in read_chunks) / size + servers[server] for server in range(size)
         ]
-        chunks = _read(sums, means)
-        if _SERVER not in forgets:
-            servers = [mean - chunk for mean, chunk in zip(sums, chunks, strict=True)]
+        chunks = _read(sums)
+        servers = [mean - chunk for mean, chunk in zip(sums, chunks, strict=True)]
         for rank in range(size):
-            rank_tensors[rank][f"mean of call {call}"] = torch.cat(read_chunks[rank] if alone else chunks)
+            rank_tensors[rank][f"mean of call {call}"] = torch.cat(chunks)
     for rank in range(size):
         rank_tensors[rank] |= {_WORKER: workers[rank], _SERVER: servers[rank]}
     return rank_tensors
 
 
-def _values(**options: Any) -> Callable[[int, int, int], dict[str, Tensor]]:
-    return lambda rank, size, seed: simulated(size, seed, **options)[rank]
+def _values(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    return simulated(size, seed)[rank]
 
 
-def _means(**options: Any) -> Callable[[int, int, int], dict[str, Tensor]]:
-    """The results alone, for a fault that can leave anything in the errors."""
+def _means(edits: str, calls: int = CALLS) -> Callable[[int, int, int], dict[str, Tensor]]:
+    """The results of the first calls alone, for a fault that can leave anything in the errors."""
 
     def values(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-        return {
-            name: value for name, value in simulated(size, seed, **options)[rank].items() if name.startswith("mean")
-        }
+        tensors = edited(_SOURCE, edits)(rank, size, seed)
+        return {name: tensors[name] for name in (f"mean of call {call}" for call in range(calls))}
 
     return values
 
 
-def _uncompressed(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    """The mean as an ordinary all-reduce gives it."""
-    means = [
-        sum(values_of(source_rank, size, seed, call) for source_rank in range(size)) / size for call in range(CALLS)
-    ]
-    return {f"mean of call {call}": mean for call, mean in enumerate(means)}  # type: ignore[misc]
-
-
-def _own_chunks(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    """The first call, where each server takes its own messages for those of all ranks."""
-    means = []
-    for source_rank in range(size):
-        chunks = [read(write(chunk)) for chunk in values_of(source_rank, size, seed, 0).chunk(size)]
-        means.append(read(write(torch.stack(chunks).mean(0))))
-    return {"mean of call 0": torch.cat(means)}
-
-
-def _signs_added(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    """Each rank's whole vector, compressed, and then an all-reduce of numbers: of the first call."""
-    total = torch.stack([read(write(values_of(source_rank, size, seed, 0))) for source_rank in range(size)]).sum(0)
-    return {"mean of call 0": total / size}
-
-
-def _first_call(worker: float = 1.0, server: float = 1.0) -> Callable[[int, int, int], dict[str, Tensor]]:
-    """Two calls: by how much what was told is taken away from the errors, 1 if all is right."""
-
-    def values(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-        worker_errors, server_errors = (
-            [torch.zeros(size * CHUNK) for _ in range(size)],
-            [torch.zeros(CHUNK) for _ in range(size)],
-        )
-        means_by_call = {}
-        for call in range(2):
-            chunks = []
-            for source_rank in range(size):
-                worker_errors[source_rank] = worker_errors[source_rank] + values_of(source_rank, size, seed, call)
-                chunks.append([read(write(chunk)) for chunk in worker_errors[source_rank].chunk(size)])
-                worker_errors[source_rank] = worker_errors[source_rank] - worker * torch.cat(chunks[source_rank])
-            means = []
-            for server_rank in range(size):
-                server_errors[server_rank] = server_errors[server_rank] + torch.stack(
-                    [rank_chunks[server_rank] for rank_chunks in chunks]
-                ).mean(0)
-                means.append(read(write(server_errors[server_rank])))
-                server_errors[server_rank] = server_errors[server_rank] - server * means[server_rank]
-            means_by_call[f"mean of call {call}"] = torch.cat(means)
-        return means_by_call
-
-    return values
+_SOURCE = (_values, simulated)
+_FORGETFUL_WORKER = "workers[rank] = meant - torch.cat(read_chunks[rank]) → pass"
+_FORGETFUL_SERVER = "servers = [mean - chunk for mean, chunk in zip(sums, chunks, strict=True)] → pass"
+_ONE_SCALE_THERE, _ONE_SCALE_BACK = "_read(meant → _read_together(meant", "_read(sums → _read_together(sums"
 
 
 def _inspect(answers: list[RankAnswer], size: int) -> None:
@@ -448,27 +349,36 @@ LABELS = {
 
 COMPRESSED_ALL_REDUCE = TEXTS.exercise(
     "compressed-all-reduce",
-    _values(),
+    _values,
     on_ranks=True,
     trial=_trial,
     labels=LABELS,
     inspect=_inspect,
     cases=TENSOR_CASES,
+    source=_SOURCE,
     faults={
-        "every rank gets back what it has said itself": _means(alone=True),
-        "neither error is kept": _values(forgets=(_WORKER, _SERVER)),
-        "the servers forget what they leave unsaid": _values(forgets=(_SERVER,)),
-        "the workers forget what they leave unsaid": _values(forgets=(_WORKER,)),
-        "the worker's old error is lost": _values(last_only=True),
-        "the servers add the messages up": _values(share=1.0),
-        "one scale for a worker's whole vector": _values(messages="with one scale"),
-        "the servers' means are compressed together": _values(means="with one scale"),
-        "one scale serves all chunks": _values(messages="with one scale", means="with one scale"),
-        "the servers' means come back uncompressed": _means(means="not at all"),
-        "nothing is compressed": _uncompressed,
-        "each rank compresses its whole vector once": _signs_added,
-        "the worker's message is not taken away": tuple(_first_call(worker=factor) for factor in (0.0, -1.0)),
-        "the server's answer is not taken away": tuple(_first_call(server=factor) for factor in (0.0, -1.0)),
-        "the messages are not exchanged": _own_chunks,
+        "every rank gets back what it has said itself": _means("torch.cat(chunks) → torch.cat(read_chunks[rank])"),
+        "neither error is kept": f"{_FORGETFUL_WORKER}; {_FORGETFUL_SERVER}",
+        "the servers forget what they leave unsaid": _FORGETFUL_SERVER,
+        "the workers forget what they leave unsaid": _FORGETFUL_WORKER,
+        "the worker's old error is lost": "= meant - torch → = values - torch",
+        "the servers add the messages up": "/ size + servers → + servers",
+        "one scale for a worker's whole vector": _ONE_SCALE_THERE,
+        "the servers' means are compressed together": _ONE_SCALE_BACK,
+        "one scale serves all chunks": f"{_ONE_SCALE_THERE}; {_ONE_SCALE_BACK}",
+        "the servers' means come back uncompressed": _means("_read(sums) → sums"),
+        "nothing is compressed": _means("_read(meant.chunk(size)) → meant.chunk(size); _read(sums) → sums"),
+        "each rank compresses its whole vector once": _means(f"{_ONE_SCALE_THERE}; _read(sums) → sums", calls=1),
+        "the worker's message is not taken away": (
+            _means("= meant - torch.cat(read_chunks[rank]) → = meant", calls=2),
+            _means("= meant - torch → = meant + torch", calls=2),
+        ),
+        "the server's answer is not taken away": (
+            _means("mean - chunk → mean", calls=2),
+            _means("mean - chunk → mean + chunk", calls=2),
+        ),
+        "the messages are not exchanged": _means(
+            "rank_chunks[server] for rank_chunks in read_chunks → chunk for chunk in read_chunks[server]", calls=1
+        ),
     },
 )

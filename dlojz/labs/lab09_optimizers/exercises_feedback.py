@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlojz.base.language import significant
-from dlojz.labs.kit.exercise import Wrong
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import expect_several, normal
 from dlojz.labs.kit.rank_judges import OUTPUT, refuse_errors, run_on_ranks
@@ -50,29 +48,10 @@ def _use(answer: Callable[..., Any], seed: int, numel: int, compress: Compress) 
         message, error = expect_several(result, "(told, error)", 2)
         for tensor in (message, error):
             if not isinstance(tensor, torch.Tensor) or tensor.shape != (numel,):
-                raise Wrong(
-                    en=f"Both results have the shape of values, ({numel},), but one of yours is "
-                    f"{tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__}.",
-                    fr=f"Les deux résultats ont la forme de values, ({numel},), mais l’un des vôtres est "
-                    f"{tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__}.",
-                )
+                shape = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+                raise TEXTS.wrong("error-feedback", "another shape of a result", numel=numel, shape=shape)
         history += [message, error]
     return torch.cat(history)
-
-
-def _fed(meant: Callable[..., Tensor], remainder: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """A wrong way: what it compresses, and what it keeps as the error."""
-
-    def way(values: Tensor, error: Tensor, compress: Compress) -> tuple[Tensor, Tensor]:
-        message = compress(meant(values, error))
-        return message, remainder(values, error, message)
-
-    return way
-
-
-def _afterwards(values: Tensor, error: Tensor, compress: Compress) -> tuple[Tensor, Tensor]:
-    message = compress(values)
-    return message + error, values - message
 
 
 ERROR_FEEDBACK = TEXTS.exercise(
@@ -81,49 +60,28 @@ ERROR_FEEDBACK = TEXTS.exercise(
     trial=_use,
     cases=((1, 7, compress), (2, 40, compress), (3, 9, largest)),
     mistakes={
-        "the error is computed but never said": _fed(
-            lambda values, error: values, lambda values, error, message: values - message
+        "the error is computed but never said": (
+            "compress(values + error) → compress(values); values + error - → values -"
         ),
-        "the errors pile up and are never said": _fed(
-            lambda values, error: values, lambda values, error, message: error + values - message
+        "the errors pile up and are never said": "compress(values + error) → compress(values)",
+        "the old error is lost": "values + error - → values -",
+        "the error has the wrong sign": "values + error - message → message - values - error",
+        "you take the error away": "values + error → values - error",
+        "the old error counts twice": "values + error - → values + 2 * error -",
+        "the error is added after compression": (
+            "compress(values + error) → compress(values); message, values + error → message + error, values"
         ),
-        "the old error is lost": _fed(
-            lambda values, error: values + error, lambda values, error, message: values - message
-        ),
-        "the error has the wrong sign": _fed(
-            lambda values, error: values + error, lambda values, error, message: message - values - error
-        ),
-        "you take the error away": _fed(
-            lambda values, error: values - error, lambda values, error, message: values - error - message
-        ),
-        "the old error counts twice": _fed(
-            lambda values, error: values + error, lambda values, error, message: values + 2 * error - message
-        ),
-        "the error is added after compression": _afterwards,
-        "the two results are swapped": lambda values, error, compress: feed_back(values, error, compress)[::-1],
-        "nothing is compressed": lambda values, error, compress: (values + error, 0 * values),
-        "what is left is taken from values alone": lambda values, error, compress: (
-            compress(values + error),
-            values - compress(values),
-        ),
-        "you compress twice": lambda values, error, compress: (
-            compress(values) + compress(error),
-            values + error - compress(values) - compress(error),
-        ),
-        "what is left forgets the new values": _fed(operator.add, lambda values, error, message: error - message),
-        "what was sent is not subtracted from what is left": _fed(
-            operator.add, lambda values, error, message: values + error
-        ),
-        "you send what is left": lambda values, error, compress: (values + error - compress(values + error),) * 2,
-        "what is left lost its sign": _fed(
-            operator.add, lambda values, error, message: (values + error - message).abs()
-        ),
-        "you call your own compression": lambda values, error, _: feed_back(values, error, compress),
-        "nothing is left to say": _fed(operator.add, lambda values, error, message: 0 * error),
-        "you average values and error": _fed(
-            lambda values, error: (values + error) / 2,
-            lambda values, error, message: values + error - message,
-        ),
+        "the two results are swapped": "message, values + error - message → values + error - message, message",
+        "nothing is compressed": "compress(values + error) → values + error",
+        "what is left is taken from values alone": "values + error - message → values - compress(values)",
+        "you compress twice": "compress(values + error) → compress(values) + compress(error)",
+        "what is left forgets the new values": "values + error - → error -",
+        "what was sent is not subtracted from what is left": "- message →",
+        "you send what is left": "return message, → return values + error - message,",
+        "what is left lost its sign": "values + error - message → (values + error - message).abs()",
+        "you call your own compression": "compress: Compress → _: Compress",
+        "nothing is left to say": "values + error - message → 0 * error",
+        "you average values and error": "compress(values + error) → compress((values + error) / 2)",
     },
 )
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from dlojz.base.language import significant
-from dlojz.labs.kit.exercise import Mistake, Said
+from dlojz.labs.kit.exercise import Said
 from dlojz.labs.kit.exercise_texts import Texts
 
 TEXTS = Texts(__file__)
 
 Norms = Sequence[float]
-Rests = Callable[[float, float], bool]
 
 
 def freeze_step(norms: Norms, beta2: float, threshold: float) -> int:
@@ -30,57 +28,14 @@ def freeze_step(norms: Norms, beta2: float, threshold: float) -> int:
     Source: after Tang et al. 2021, "1-bit Adam" (arXiv 2102.02888), where the variance is frozen once its norm has
     become stable; that both directions count is ours.
     """
-    return _first(_smaller)(norms, beta2, threshold)
-
-
-def _delta(beta2: float) -> int:
     # round, not int: 1 / (1 − 0.95) is 19.99… in floating point
-    return round(1 / (1 - beta2))
-
-
-def _smaller(before: float, after: float) -> float:
-    """The smaller of two norms over the larger."""
-    return min(before, after) / max(before, after)
-
-
-def _first(
-    ratio: Callable[[float, float], float], back: Callable[[float], int] = _delta, rests: Rests = operator.ge
-) -> Callable[[Norms, float, float], int]:
-    """A criterion: which ratio of norms, how many steps apart, and how it compares with the threshold."""
-
-    def step(norms: Norms, beta2: float, threshold: float) -> int:
-        # from step Δ on: before it there is no norm to compare with
-        delta = back(beta2)
-        steps = (t for t in range(delta, len(norms)) if rests(ratio(norms[t - delta], norms[t]), threshold))
-        return next(steps, len(norms))
-
-    return step
-
-
-def _from(norms: Norms, beta2: float, threshold: float, start: int) -> int:
-    delta = _delta(beta2)
-    steps = (t for t in range(start, len(norms)) if _smaller(norms[t - delta], norms[t]) >= threshold)
-    return next(steps, len(norms))
-
-
-def _beside(norms: Norms, threshold: float, start: int) -> int:
-    """The first step from `start` on whose norm is near that of the step before."""
-    steps = (t for t in range(start, len(norms)) if _smaller(norms[t - 1], norms[t]) >= threshold)
-    return next(steps, len(norms))
-
-
-_NEIGHBOURS = TEXTS.sentence("freeze-step", "you compare neighbouring steps")
-
-
-def _last(norms: Norms, beta2: float, threshold: float) -> int:
-    delta = _delta(beta2)
-    steps = [t for t in range(delta, len(norms)) if _smaller(norms[t - delta], norms[t]) >= threshold]
-    return steps[-1] if steps else len(norms)
-
-
-def _looked_back_to(norms: Norms, beta2: float, threshold: float) -> int:
-    step = freeze_step(norms, beta2, threshold)
-    return step - _delta(beta2) if step < len(norms) else step
+    delta = round(1 / (1 - beta2))
+    # from step Δ on: before it there is no norm to compare with
+    for t in range(delta, len(norms)):
+        before, after = norms[t - delta], norms[t]
+        if min(before, after) / max(before, after) >= threshold:
+            return t
+    return len(norms)
 
 
 def _freeze_cases() -> Iterator[tuple[list[float], float, float]]:
@@ -111,56 +66,39 @@ def _freeze_told(case: tuple[list[float], float, float]) -> Said:
     )
 
 
+_RATIO = "min(before, after) / max(before, after)"
+
 FREEZE_STEP = TEXTS.exercise(
     "freeze-step",
     freeze_step,
     cases=_freeze_cases,
     told=_freeze_told,
     mistakes={
-        "neighbouring steps compared": tuple(
-            Mistake(wrong_answer, *_NEIGHBOURS)
-            for wrong_answer in (
-                _first(_smaller, lambda beta2: 1),
-                lambda norms, beta2, threshold: _beside(norms, threshold, _delta(beta2)),
-                lambda norms, beta2, threshold: _beside(norms, threshold, 0),
-            )
+        "you compare neighbouring steps": (
+            "delta = round(1 / (1 - beta2)) → delta = 1",
+            "norms[t - delta] → norms[t - 1]",
+            "norms[t - delta] → norms[t - 1]; range(delta, → range(",
         ),
-        "ratio before / now, above 1 where the norm falls": _first(lambda before, after: before / after),
-        "ratio now / before, above 1 where the norm rises": _first(lambda before, after: after / before),
-        "you stop where the norm still moves": _first(_smaller, rests=operator.le),
-        "the step that is looked back to": tuple(
-            wrong_answer
-            for wrong_answer in (
-                _looked_back_to,
-                lambda norms, beta2, threshold: freeze_step(norms, beta2, threshold) - _delta(beta2),
-            )
+        "ratio before / now, above 1 where the norm falls": f"{_RATIO} → before / after",
+        "ratio now / before, above 1 where the norm rises": f"{_RATIO} → after / before",
+        "you stop where the norm still moves": ">= threshold → <= threshold",
+        "the step that is looked back to": (
+            "return t → return t - delta",
+            "return t → return t - delta; return len(norms) → return len(norms) - delta",
         ),
-        "a norm compared with itself": _first(_smaller, lambda beta2: 0),
-        "ratio must exceed the threshold": _first(_smaller, rests=operator.gt),
-        "you begin one step late": lambda norms, beta2, threshold: _from(norms, beta2, threshold, _delta(beta2) + 1),
-        "you begin before step Δ": tuple(
-            lambda norms, beta2, threshold, start=start: _from(norms, beta2, threshold, start) for start in (1, 0)
+        "a norm compared with itself": "delta = round(1 / (1 - beta2)) → delta = 0",
+        "ratio must exceed the threshold": ">= threshold → > threshold",
+        "you begin one step late": "range(delta, → range(delta + 1,",
+        "you begin before step Δ": ("range(delta, → range(1,", "range(delta, → range("),
+        "not rounded to the nearest": ("round(1 → int(1", "round(1 → math.ceil(1"),
+        "a step beside the right one": ("return t → return t + 1", "return t → return t - 1"),
+        "wrong where there is no such step": (
+            "return len(norms) → return -1",
+            "return len(norms) → return len(norms) - 1",
+            "return len(norms) → return 0",
         ),
-        "not rounded to the nearest": tuple(
-            _first(_smaller, cut)
-            for cut in (lambda beta2: int(1 / (1 - beta2)), lambda beta2: math.ceil(1 / (1 - beta2)))
-        ),
-        "a step beside the right one": tuple(
-            lambda norms, beta2, threshold, shift=shift: (
-                step + shift if (step := freeze_step(norms, beta2, threshold)) < len(norms) else step
-            )
-            for shift in (1, -1)
-        ),
-        "wrong where there is no such step": tuple(
-            lambda norms, beta2, threshold, never=never: (
-                never(norms)
-                if freeze_step(norms, beta2, threshold) == len(norms)
-                else freeze_step(norms, beta2, threshold)
-            )
-            for never in (lambda norms: -1, lambda norms: len(norms) - 1, lambda norms: 0)
-        ),
-        "you compare the difference of the norms": _first(lambda before, after: 1 - abs(before - after)),
-        "you divide the larger by the smaller": _first(lambda before, after: max(before, after) / min(before, after)),
-        "you return the last such step": _last,
+        "you compare the difference of the norms": f"{_RATIO} → 1 - abs(before - after)",
+        "you divide the larger by the smaller": f"{_RATIO} → max(before, after) / min(before, after)",
+        "you return the last such step": "range(delta, len(norms)) → reversed(range(delta, len(norms)))",
     },
 )

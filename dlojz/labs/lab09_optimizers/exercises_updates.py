@@ -10,7 +10,6 @@ Nesterov momentum.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from dlojz.base.language import say
 from dlojz.labs.kit.exercise import Said
-from dlojz.labs.kit.exercise_texts import Texts, by_part
+from dlojz.labs.kit.exercise_texts import Texts, by_part, edited_when_called
 from dlojz.labs.kit.judges import normal
 from dlojz.labs.kit.rank_judges import TENSOR_CASES, asked_for, gathers
 from dlojz.processes.forks import RankAnswer
@@ -80,18 +79,7 @@ def _kernel_told(case: tuple[Sequence[Operation], Collection[str]]) -> str:
     return say(en=f"For the operations {operations_text}", fr=f"Pour les opérations {operations_text}")
 
 
-def _apart(operations: Sequence[Operation], states: Collection[str]) -> int:
-    return update_traffic(operations, states)[0]
-
-
-def _all_names(operations: Sequence[Operation], states: Collection[str]) -> int:
-    everything = {name for reads, writes in operations for name in (*reads, *writes)}
-    return update_traffic(operations, everything)[1]
-
-
-def _names(operations: Sequence[Operation], states: Collection[str], side: int) -> int:
-    return BYTES * len({name for operation in operations for name in operation[side] if name in states})
-
+_FUSED = "(len(read_states) + len(written_states))"
 
 FUSED_TRAFFIC = TEXTS.exercise(
     "fused-traffic",
@@ -104,76 +92,37 @@ FUSED_TRAFFIC = TEXTS.exercise(
     ),
     mistakes={
         "the two results are swapped": lambda operations, states: update_traffic(operations, states)[::-1],
-        "you count tensors": by_part(
-            lambda operations, states: [count // BYTES for count in update_traffic(operations, states)], 2
-        ),
-        "a tensor named twice by one operation": by_part(
-            lambda operations, states: (
-                BYTES * sum(len(reads) + len(writes) for reads, writes in operations),
-                update_traffic(operations, states)[1],
-            ),
-            2,
-        ),
-        "fused temporary tensors in memory": by_part(
-            lambda operations, states: (_apart(operations, states), _all_names(operations, states)), 2
-        ),
-        "a state that is written before it is read": by_part(
-            lambda operations, states: (
-                _apart(operations, states),
-                _names(operations, states, 0) + _names(operations, states, 1),
-            ),
-            2,
-        ),
-        "each state once": by_part(lambda operations, states: (_apart(operations, states), BYTES * len(states)), 2),
-        "each state twice": by_part(
-            lambda operations, states: (_apart(operations, states), 2 * BYTES * len(states)), 2
-        ),
+        "you count tensors": by_part("BYTES * →", 2),
+        "a tensor named twice by one operation": by_part("set(reads) → reads; set(writes) → writes", 2),
+        "fused temporary tensors in memory": by_part("if name in states →", 2),
+        "a state that is written before it is read": by_part("- written_states →", 2),
+        "each state once": by_part(f"{_FUSED} → len(states)", 2),
+        "each state twice": by_part(f"{_FUSED} → 2 * len(states)", 2),
         "other bytes per number": [
-            TEXTS.mistake("fused-traffic", "other bytes per number", mistake.way, mistake.part, size=size)
+            TEXTS.mistake(
+                "fused-traffic",
+                "other bytes per number",
+                edited_when_called((update_traffic,), f"BYTES * → {size} *", part),
+                part,
+                size=size,
+            )
             for size in (2, 8)
-            for mistake in by_part(
-                lambda operations, states, size=size: [
-                    count * size // BYTES for count in update_traffic(operations, states)
-                ],
-                2,
-            )
+            for part in (None, 0, 1)
         ],
-        **{
-            key: by_part(
-                lambda operations, states, count=count: (
-                    BYTES * sum(count(set(reads), set(writes)) for reads, writes in operations),
-                    update_traffic(operations, states)[1],
-                ),
-                2,
-            )
-            for key, count in {
-                "a tensor that an operation reads and writes goes both ways": lambda reads, writes: len(reads | writes),
-                "you count what is read only": lambda reads, writes: len(reads),
-                "you count what is written only": lambda reads, writes: len(writes),
-                "you count two tensors for every operation": lambda reads, writes: 2,
-            }.items()
-        },
+        "a tensor that an operation reads and writes goes both ways": by_part(
+            "len(set(reads)) + len(set(writes)) → len({*reads, *writes})", 2
+        ),
+        "you count what is read only": by_part("+ len(set(writes)) →", 2),
+        "you count what is written only": by_part("len(set(reads)) + →", 2),
+        "you count two tensors for every operation": by_part("len(set(reads)) + len(set(writes)) → 2", 2),
         "each name once, temporaries included": by_part(
-            lambda operations, states: (
-                _apart(operations, states),
-                BYTES * len({name for reads, writes in operations for name in (*reads, *writes)}),
-            ),
-            2,
+            f"{_FUSED} → len({{name for operation in operations for names in operation for name in names}})", 2
         ),
         "one way only in one kernel": [
-            mistake
-            for side in (0, 1)
-            for mistake in by_part(
-                lambda operations, states, side=side: (
-                    _apart(operations, states),
-                    _names(operations, states, side),
-                ),
-                2,
-            )
+            *by_part("- written_states →; + len(written_states) →", 2),
+            *by_part("len(read_states) + →", 2),
         ],
-        "both results are those of one kernel per operation": by_part(
-            lambda operations, states: (_apart(operations, states),) * 2, 2
-        ),
+        "both results are those of one kernel per operation": by_part(f"{_FUSED} → tensor_moves", 2),
         "Adam's traffic whatever the operations": by_part(
             lambda operations, states: update_traffic(ADAM, ADAM_STATES), 2
         ),
@@ -266,54 +215,6 @@ def _frugal(answer: Callable[..., Any]) -> None:
         )
 
 
-def _never_freed(model: nn.Module, make_optimizer: MakeOptimizer) -> None:
-    for parameter in model.parameters():
-        optimizer = make_optimizer([parameter])
-        parameter.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
-
-
-def _anew(model: nn.Module, make_optimizer: MakeOptimizer) -> None:
-    def update(parameter: Tensor) -> None:
-        make_optimizer([parameter]).step()
-        parameter.grad = None
-
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(update)
-
-
-def _last_only(model: nn.Module, make_optimizer: MakeOptimizer) -> None:
-    last_optimizer = [make_optimizer([parameter]) for parameter in model.parameters()][-1]
-
-    def update(parameter: Tensor) -> None:
-        last_optimizer.step()
-        parameter.grad = None
-
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(update)
-
-
-def _too_early(model: nn.Module, make_optimizer: MakeOptimizer) -> None:
-    for parameter in model.parameters():
-        optimizer = make_optimizer([parameter])
-
-        def update(_: Tensor, parameter: Tensor = parameter, optimizer: Any = optimizer) -> None:
-            optimizer.step()
-            parameter.grad = None
-
-        parameter.register_hook(update)
-
-
-def _twice(model: nn.Module, make_optimizer: MakeOptimizer) -> None:
-    def update(parameter: Tensor, optimizer: Any) -> None:
-        optimizer.step()
-        optimizer.step()
-        parameter.grad = None
-
-    for parameter in model.parameters():
-        optimizer = make_optimizer([parameter])
-        parameter.register_post_accumulate_grad_hook(partial(update, optimizer=optimizer))
-
-
 def _all_each_time(model: nn.Module, make_optimizer: MakeOptimizer) -> None:
     optimizer = make_optimizer(list(model.parameters()))
     for parameter in model.parameters():
@@ -327,12 +228,18 @@ UPDATE_IN_BACKWARD = TEXTS.exercise(
     trial=lambda answer, seed: _weights(_trained(answer, seed)[0]),
     mistakes={
         "no weight has moved": lambda model, make_optimizer: None,
-        "gradients are never freed": _never_freed,
-        "the optimizer is made anew in every hook": _anew,
-        "only the last parameter moves": _last_only,
-        "you update one step late": _too_early,
+        "gradients are never freed": "parameter.grad = None → pass",
+        "the optimizer is made anew in every hook": (
+            "optimizer.step() → make_optimizer([parameter]).step(); "
+            "optimizer = make_optimizer([parameter]) → optimizer = None"
+        ),
+        "only the last parameter moves": ", optimizer: Any = optimizer →",
+        "you update one step late": (
+            "update(parameter: Tensor → update(_: Tensor, parameter: Any = parameter; "
+            "register_post_accumulate_grad_hook → register_hook"
+        ),
         "every hook updates all parameters that have a gradient": _all_each_time,
-        "every parameter is updated twice per backward pass": _twice,
+        "every parameter is updated twice per backward pass": "optimizer.step() → optimizer.step(), optimizer.step()",
     },
     differs=lambda *_: TEXTS.sentence("update-in-backward", "other weights than of a plain training"),
     then=_frugal,
@@ -360,37 +267,8 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
     return {}, outputs | {_ANCHOR: anchor, _MOMENTUM: momentum}
 
 
-def simulated(  # noqa: PLR0913 - each is one way to go wrong
-    size: int,
-    seed: int,
-    *,
-    sign: float = 1.0,
-    add: bool = False,
-    alone: bool = False,
-    nesterov: bool = True,
-    keep: bool = True,
-    bring: bool = True,
-    bring_mean: bool = False,
-    move_anchor: bool = True,
-    average: bool = False,
-    rule: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
-    of_sum: bool = False,
-) -> list[dict[str, Tensor]]:
-    """Compute in one process what each rank holds after all rounds.
-
-    Args:
-        sign: of the outer gradient.
-        add: whether the ranks' differences are added up rather than averaged.
-        alone: whether each rank takes its own difference for all ranks'.
-        nesterov: whether the step looks ahead.
-        keep: whether the momentum is kept.
-        bring: whether the new weights are written into `weights`.
-        bring_mean: whether the mean of the weights is written there in their place.
-        move_anchor: whether the new weights are written into `anchor`.
-        average: whether the weights are averaged, and nothing else.
-        rule: another momentum, and another step, from the gradient and the momentum before.
-        of_sum: whether the sum of the weights stands in place of their mean.
-    """
+def simulated(size: int, seed: int) -> list[dict[str, Tensor]]:
+    """Compute in one process what each rank holds after all rounds."""
     anchors = [normal(seed, NUMEL) for _ in range(size)]
     weights = [anchor.clone() for anchor in anchors]
     momenta = [torch.zeros(NUMEL) for _ in range(size)]
@@ -400,30 +278,24 @@ def simulated(  # noqa: PLR0913 - each is one way to go wrong
             weights[rank] = weights[rank] + local_steps(rank, seed, number)
         # (size, NUMEL): outer gradients, against the way that each rank has gone
         gaps = torch.stack([anchor - rank_weights for anchor, rank_weights in zip(anchors, weights, strict=True)])
-        anchors_before = list(anchors)
-        mean = gaps.sum(0) if add else gaps.mean(0)
-        mean = anchors[0] - torch.stack(weights).sum(0) if of_sum else mean
+        mean = gaps.mean(0)
         for rank in range(size):
-            gradient = sign * (gaps[rank] if alone else mean)
+            gradient = mean
             # Nesterov as in torch: u ← μ u + Δ, step Δ + μ u
             momentum = MOMENTUM * momenta[rank] + gradient
-            step = gradient + MOMENTUM * momentum if nesterov else momentum
-            momentum, step = rule(gradient, momenta[rank]) if rule else (momentum, step)
-            new = anchors[rank] - (mean if average else RATE * step)
-            if keep and not average:
-                momenta[rank] = momentum
-            if move_anchor:
-                anchors[rank] = new
-            if bring:
-                weights[rank] = anchors_before[rank] - mean if bring_mean else new.clone()
+            step = gradient + MOMENTUM * momentum
+            new = anchors[rank] - RATE * step
+            momenta[rank] = momentum
+            weights[rank] = new.clone()
+            anchors[rank] = new
             rank_tensors[rank][f"weights of round {number}"] = weights[rank]
     for rank in range(size):
         rank_tensors[rank] |= {_ANCHOR: anchors[rank], _MOMENTUM: momenta[rank]}
     return rank_tensors
 
 
-def _values(**options: Any) -> Callable[[int, int, int], dict[str, Tensor]]:
-    return lambda rank, size, seed: simulated(size, seed, **options)[rank]
+def _values(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    return simulated(size, seed)[rank]
 
 
 def _inspect(answers: list[RankAnswer], size: int) -> None:
@@ -434,9 +306,13 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
         raise TEXTS.wrong("outer-step", "more is sent than the weights")
 
 
+_NO_MOMENTUM = "momenta[rank] = momentum → pass"
+_NO_ANCHOR = "anchors[rank] = new → pass"
+_NO_WEIGHTS = "weights[rank] = new.clone() → pass"
+
 OUTER_STEP = TEXTS.exercise(
     "outer-step",
-    _values(),
+    _values,
     on_ranks=True,
     cases=TENSOR_CASES,
     trial=_trial,
@@ -449,42 +325,28 @@ OUTER_STEP = TEXTS.exercise(
         _MOMENTUM: Said("momentum", "momentum"),
     },
     inspect=_inspect,
+    source=(_values, simulated),
     faults={
-        "every rank uses its own difference": _values(alone=True),
-        "you walk back": _values(sign=-1.0),
-        "the differences are added up over the ranks": _values(add=True),
-        "plain momentum in place of Nesterov's": _values(nesterov=False),
-        "the momentum is not kept": _values(keep=False),
-        "anchor and momentum stay as they were": _values(keep=False, move_anchor=False),
-        "weights hold the mean of the ranks' weights": _values(bring_mean=True),
-        "the weights do not move to the anchor": _values(bring=False),
-        "the anchor stays at the start": _values(move_anchor=False),
-        "averages the weights, as Local SGD does": _values(average=True),
-        "sum of the weights in place of their mean": _values(of_sum=True),
-        "nothing is written in place": _values(bring=False, move_anchor=False, keep=False),
-        **{
-            key: _values(rule=rule)
-            for key, rule in {
-                "the momentum does not decay": lambda gradient, u: (u + gradient, gradient + MOMENTUM * (u + gradient)),
-                "you weigh the gradient by 1 − μ, as Adam does": lambda gradient, u: (
-                    MOMENTUM * u + (1 - MOMENTUM) * gradient,
-                    gradient + MOMENTUM * (MOMENTUM * u + (1 - MOMENTUM) * gradient),
-                ),
-                "the momentum does not move the anchor": lambda gradient, u: (MOMENTUM * u + gradient, gradient),
-                "the rate is left out": lambda gradient, u: (
-                    MOMENTUM * u + gradient,
-                    (gradient + MOMENTUM * (MOMENTUM * u + gradient)) / RATE,
-                ),
-                "the momentum counts in full in the step": lambda gradient, u: (
-                    MOMENTUM * u + gradient,
-                    gradient + MOMENTUM * u + gradient,
-                ),
-                "the step takes the momentum from before its update": lambda gradient, u: (
-                    MOMENTUM * u + gradient,
-                    gradient + MOMENTUM * u,
-                ),
-            }.items()
-        },
+        "every rank uses its own difference": "gradient = mean → gradient = gaps[rank]",
+        "you walk back": "gradient = mean → gradient = -mean",
+        "the differences are added up over the ranks": "gaps.mean(0) → gaps.sum(0)",
+        "plain momentum in place of Nesterov's": "gradient + MOMENTUM * momentum → momentum",
+        "the momentum is not kept": _NO_MOMENTUM,
+        "anchor and momentum stay as they were": f"{_NO_MOMENTUM}; {_NO_ANCHOR}",
+        "weights hold the mean of the ranks' weights": "new.clone() → anchors[rank] - mean",
+        "the weights do not move to the anchor": _NO_WEIGHTS,
+        "the anchor stays at the start": _NO_ANCHOR,
+        "averages the weights, as Local SGD does": f"RATE * step → mean; {_NO_MOMENTUM}",
+        "sum of the weights in place of their mean": "gaps.mean(0) → anchors[0] - torch.stack(weights).sum(0)",
+        "nothing is written in place": f"{_NO_WEIGHTS}; {_NO_ANCHOR}; {_NO_MOMENTUM}",
+        "the momentum does not decay": "MOMENTUM * momenta[rank] → momenta[rank]",
+        "you weigh the gradient by 1 − μ, as Adam does": (
+            "momenta[rank] + gradient → momenta[rank] + (1 - MOMENTUM) * gradient"
+        ),
+        "the momentum does not move the anchor": "gradient + MOMENTUM * momentum → gradient",
+        "the rate is left out": "RATE * step → step",
+        "the momentum counts in full in the step": "gradient + MOMENTUM * momentum → gradient + momentum",
+        "the step takes the momentum from before its update": "MOMENTUM * momentum → MOMENTUM * momenta[rank]",
     },
 )
 

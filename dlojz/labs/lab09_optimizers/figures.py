@@ -30,7 +30,16 @@ from dlojz.display.style import (
     Style,
     category_label,
 )
-from dlojz.labs.kit.figures import bar, labelled, legend_above, measured_footprint, panel, pictured, plot_lines
+from dlojz.labs.kit.figures import (
+    bar,
+    labelled,
+    legend_above,
+    measured_footprint,
+    open_figure,
+    panel,
+    pictured,
+    plot_lines,
+)
 from dlojz.prediction import predict
 from dlojz.prediction.link_traffic import Reduction, predicted_way
 from dlojz.results.footprint import STATES, Footprint
@@ -136,13 +145,11 @@ def freezing(
         threshold: of the criterion.
     """
     chosen = [freeze_step(list(row), beta2, threshold) for row in norms]
-    figure = new_figure(
+    figure = open_figure(
         11.0,
         3.8,
-        alt=say(
-            en=f"Norm of the variance by step, at rest at steps {chosen}; final losses by the step of freezing.",
-            fr=f"Norme de la variance à chaque pas, au repos aux pas {chosen} ; pertes finales selon le pas du gel.",
-        ),
+        en=f"Norm of the variance by step, at rest at steps {chosen}; final losses by the step of freezing.",
+        fr=f"Norme de la variance à chaque pas, au repos aux pas {chosen} ; pertes finales selon le pas du gel.",
     )
     norm_axes, loss_axes = figure.subplots(1, 2)
     for row, step in zip(norms, chosen, strict=True):

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlojz.labs.kit.exercise import Mistake
 from dlojz.labs.kit.exercise_texts import Texts
-from dlojz.labs.kit.rank_judges import OUTPUT, added, asked_for, normals
+from dlojz.labs.kit.rank_judges import OUTPUT, asked_for, normals
 from dlojz.processes.forks import RankAnswer
 
 TEXTS = Texts(__file__)
@@ -60,7 +59,7 @@ def _exchange_trial(answer: Callable[..., Any], rank: int, size: int, seed: int)
         calls += 1
         shape = tuple(getattr(x_LND, "shape", ()))
         if shape != target:
-            raise WrongShape(str(TEXTS.sentence("exchange", "own_experts of another kind", target=target, shape=shape)))
+            raise WrongShape(TEXTS.say("exchange", "own_experts of another kind", target=target, shape=shape))
         return _computed(x_LND, _own(rank), seed, size)
 
     y = answer(_buffers(seed, size)[rank].clone(), own_experts)
@@ -72,138 +71,36 @@ def _whole(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     return {OUTPUT: _computed(_buffers(seed, size)[rank], slice(None), seed, size)}
 
 
-def _arrange(layout: str, arrived: Tensor, size: int) -> Tensor:
-    """Lay what has arrived, (E, C, D) with the source ranks first, out for own_experts: (L, n C, D)."""
-    # (n, L, C, D): an all-to-all gives the pieces in the order of their ranks
-    by_source = arrived.view(size, LOCAL_EXPERTS, ROOM, WIDTH)
-    laid = {
-        "experts first": by_source.transpose(0, 1),
-        "as it came": by_source,
-        "experts read first": arrived.view(LOCAL_EXPERTS, size, ROOM, WIDTH),
-        "read so, and swapped": arrived.view(LOCAL_EXPERTS, size, ROOM, WIDTH).transpose(0, 1),
-        "places first": by_source.permute(1, 2, 0, 3),
-    }[layout]
-    return laid.reshape(LOCAL_EXPERTS, size * ROOM, WIDTH)
+def _leaving(rank: int, size: int, seed: int) -> Tensor:
+    """What a rank's experts send back, (n, L, C, D): a piece for each rank."""
+    buffers = [buffer.view(size, LOCAL_EXPERTS, ROOM, WIDTH) for buffer in _buffers(seed, size)]
+    # first all-to-all: piece `rank` of every buffer, in the order of their ranks, (n, L, C, D)
+    arrived = torch.stack([buffers[source][rank] for source in range(size)])
+    rows_LND = arrived.transpose(0, 1).reshape(LOCAL_EXPERTS, size * ROOM, WIDTH)
+    made = _computed(rows_LND, _own(rank), seed, size)
+    pieces = made.view(LOCAL_EXPERTS, size, ROOM, WIDTH).transpose(0, 1)
+    return pieces.reshape(size, LOCAL_EXPERTS, ROOM, WIDTH)
 
 
-def _restore(layout: str, outputs: Tensor, size: int) -> Tensor:
-    """Lay out what experts have made, (L, n C, D), for the way back: n pieces."""
-    # (L, n, C, D)
-    by_expert = outputs.view(LOCAL_EXPERTS, size, ROOM, WIDTH)
-    laid = {
-        "ranks first": by_expert.transpose(0, 1),
-        "as it is": by_expert,
-        "read so, and swapped": outputs.view(size, LOCAL_EXPERTS, ROOM, WIDTH).transpose(0, 1),
-        "places before ranks": by_expert.transpose(1, 2),
-        "places split first": outputs.view(LOCAL_EXPERTS, ROOM, size, WIDTH).permute(2, 0, 1, 3),
-    }[layout]
-    return laid.reshape(size, LOCAL_EXPERTS, ROOM, WIDTH)
+def _returned(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    # second all-to-all: piece `rank` of what every rank sends back
+    back = torch.stack([_leaving(source, size, seed)[rank] for source in range(size)])
+    return {OUTPUT: back.reshape(LOCAL_EXPERTS * size, ROOM, WIDTH)}
 
 
-def _journey(
-    arrival: str = "experts first",
-    back: str = "ranks first",
-    *,
-    dispatch: bool = True,
-    combine: bool = True,
-    after: Callable[[Tensor, int], Tensor] = lambda pieces, size: pieces,
-) -> Callable[[int, int, int], dict[str, Tensor]]:
-    """Compute what a rank would hold in the end.
-
-    Args:
-        arrival: how what has arrived is laid out for the experts (`_arrange`).
-        back: how what they have made is laid out for the way back (`_restore`).
-        dispatch: whether the first all-to-all is made.
-        combine: whether the second one is.
-        after: what happens to the pieces that have come back, (n, L, C, D), with the number of ranks.
-    """
-
-    def leaving(rank: int, size: int, seed: int) -> Tensor:
-        buffers = [buffer.view(size, LOCAL_EXPERTS, ROOM, WIDTH) for buffer in _buffers(seed, size)]
-        # first all-to-all: piece `rank` of every buffer
-        arrived = torch.stack([buffers[source][rank] for source in range(size)]) if dispatch else buffers[rank]
-        rows = _arrange(arrival, arrived.reshape(LOCAL_EXPERTS * size, ROOM, WIDTH), size)
-        return _restore(back, _computed(rows, _own(rank), seed, size), size)
-
-    def held(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-        pieces = leaving(rank, size, seed)
-        if combine:
-            # second all-to-all: piece `rank` of what every rank sends back
-            pieces = torch.stack([leaving(source, size, seed)[rank] for source in range(size)])
-        return {OUTPUT: after(pieces, size).reshape(LOCAL_EXPERTS * size, ROOM, WIDTH)}
-
-    return held
-
-
-def _swapped_again(pieces: Tensor, size: int) -> Tensor:
-    return pieces.transpose(0, 1)
-
-
-def _swapped_late(pieces: Tensor, size: int) -> Tensor:
-    """The two dimensions read as (own experts, ranks), although ranks come first."""
-    return pieces.reshape(LOCAL_EXPERTS, size, ROOM, WIDTH).transpose(0, 1)
-
-
-def _alone(rank: int, size: int, seed: int) -> Tensor:
-    """A rank's own experts on all rows of its buffer, as if each had come from another rank."""
-    buffer = _buffers(seed, size)[rank]
-    rows = buffer.view(size, LOCAL_EXPERTS, ROOM, WIDTH).transpose(0, 1).reshape(LOCAL_EXPERTS, size * ROOM, WIDTH)
-    outputs = _computed(rows, _own(rank), seed, size).view(LOCAL_EXPERTS, size, ROOM, WIDTH)
-    return outputs.transpose(0, 1).reshape(buffer.shape)
-
-
-def _sent_again(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    """The second all-to-all brings buffers, which no expert has seen."""
-    # piece `rank` of each buffer: as it has come by the first all-to-all
-    pieces = [buffer.view(size, LOCAL_EXPERTS, ROOM, WIDTH)[rank] for buffer in _buffers(seed, size)]
-    return {OUTPUT: torch.cat(pieces)}
-
-
-def _not_even_restored(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    """What own_experts gives, in its own shape."""
-    outputs = _journey(back="as it is", combine=False)(rank, size, seed)[OUTPUT]
-    return {OUTPUT: outputs.reshape(LOCAL_EXPERTS, size * ROOM, WIDTH)}
-
-
-def _with_itself(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    return {OUTPUT: _whole(rank, size, seed)[OUTPUT] + _buffers(seed, size)[rank]}
-
-
-def _added_up(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    """An all-reduce in place of the way back."""
-    outputs_of = _journey(combine=False)
-    return {OUTPUT: added(outputs_of(source_rank, size, seed)[OUTPUT] for source_rank in range(size))}
-
-
-_BACK_LATE = TEXTS.sentence("exchange", "ranks to the front too late")
-_NOT_RETURNED = TEXTS.sentence("exchange", "results stay with the experts")
-_PLACES_FIRST = TEXTS.sentence("exchange", "results taken apart places first")
-_READ_WRONG_THERE = TEXTS.sentence("exchange", "arrivals read experts first")
-_EXCHANGE_FAULTS = (
-    TEXTS.mistake("exchange", "source rank and expert exchanged, both ways", _journey("as it came", "as it is")),
-    TEXTS.mistake("exchange", "source rank and expert exchanged", _journey("as it came")),
-    *(Mistake(_journey("read so, and swapped", back), *_READ_WRONG_THERE) for back in ("ranks first", "as it is")),
-    Mistake(_journey("read so, and swapped", "read so, and swapped"), *_READ_WRONG_THERE),
-    TEXTS.mistake("exchange", "arrivals merged places first", _journey("places first")),
-    TEXTS.mistake("exchange", "ranks not brought to the front again", _journey(back="as it is")),
-    TEXTS.mistake("exchange", "results read ranks first", _journey(back="read so, and swapped")),
-    *(Mistake(_journey(back=back), *_PLACES_FIRST) for back in ("places before ranks", "places split first")),
-    *(Mistake(_journey(back="as it is", after=after), *_BACK_LATE) for after in (_swapped_again, _swapped_late)),
-    *(
-        TEXTS.mistake("exchange", "arrivals with two dimensions exchanged", _journey(after=after))
-        for after in (_swapped_again, _swapped_late)
-    ),
-    *(Mistake(_journey(back=back, combine=False), *_NOT_RETURNED) for back in ("ranks first", "as it is")),
-    Mistake(_journey("as it came", "as it is", combine=False), *_NOT_RETURNED),
-    Mistake(_not_even_restored, *_NOT_RETURNED),
-    TEXTS.mistake("exchange", "the first all-to-all is missing", _journey(dispatch=False)),
-    TEXTS.mistake("exchange", "what has arrived is returned", _sent_again),
-    TEXTS.mistake("exchange", "tokens are added", _with_itself),
-    TEXTS.mistake("exchange", "results of all ranks are added", _added_up),
-    TEXTS.mistake(
-        "exchange", "tokens come back unchanged", lambda rank, size, seed: {OUTPUT: _buffers(seed, size)[rank]}
-    ),
-    TEXTS.mistake("exchange", "nothing is exchanged", lambda rank, size, seed: {OUTPUT: _alone(rank, size, seed)}),
+_ARRIVED, _MADE = "arrived.transpose(0, 1)", "made.view(LOCAL_EXPERTS, size, ROOM, WIDTH).transpose(0, 1)"
+_AS_IT_CAME = f"{_ARRIVED} → arrived"
+_READ_EXPERTS_FIRST = f"{_ARRIVED} → arrived.view(LOCAL_EXPERTS, size, ROOM, WIDTH).transpose(0, 1)"
+_AS_IT_IS = f"{_MADE} → made"
+_READ_RANKS_FIRST = f"{_MADE} → made.view(size, LOCAL_EXPERTS, ROOM, WIDTH).transpose(0, 1)"
+_NOT_SENT = "torch.stack([buffers[source][rank] for source in range(size)]) → buffers[rank]"
+_BACK = "torch.stack([_leaving(source, size, seed)[rank] for source in range(size)])"
+_NOT_SENT_BACK = f"{_BACK} → _leaving(rank, size, seed)"
+_IN_ORDER = "back.reshape(LOCAL_EXPERTS * size, ROOM, WIDTH)"
+# The two dimensions exchanged once more, or read as (own experts, ranks), although ranks come first.
+_SWAPPED = (
+    "back.reshape → back.transpose(0, 1).reshape",
+    "back.reshape → back.reshape(LOCAL_EXPERTS, size, ROOM, WIDTH).transpose(0, 1).reshape",
 )
 
 
@@ -221,6 +118,41 @@ EXCHANGE = TEXTS.exercise(
     on_ranks=True,
     trial=_exchange_trial,
     cases=EXCHANGE_CASES,
-    faults=_EXCHANGE_FAULTS,
+    source=(_returned, _leaving),
+    faults={
+        "source rank and expert exchanged, both ways": f"{_AS_IT_CAME}; {_AS_IT_IS}",
+        "source rank and expert exchanged": _AS_IT_CAME,
+        "arrivals read experts first": (
+            _READ_EXPERTS_FIRST,
+            f"{_READ_EXPERTS_FIRST}; {_AS_IT_IS}",
+            f"{_READ_EXPERTS_FIRST}; {_READ_RANKS_FIRST}",
+        ),
+        "arrivals merged places first": f"{_ARRIVED} → arrived.permute(1, 2, 0, 3)",
+        "ranks not brought to the front again": _AS_IT_IS,
+        "results read ranks first": _READ_RANKS_FIRST,
+        "results taken apart places first": (
+            f"{_MADE} → made.view(LOCAL_EXPERTS, size, ROOM, WIDTH).transpose(1, 2)",
+            f"{_MADE} → made.view(LOCAL_EXPERTS, ROOM, size, WIDTH).permute(2, 0, 1, 3)",
+        ),
+        "ranks to the front too late": tuple(f"{_AS_IT_IS}; {swapped}" for swapped in _SWAPPED),
+        "arrivals with two dimensions exchanged": _SWAPPED,
+        "results stay with the experts": (
+            _NOT_SENT_BACK,
+            f"{_NOT_SENT_BACK}; {_AS_IT_IS}",
+            f"{_NOT_SENT_BACK}; {_AS_IT_CAME}; {_AS_IT_IS}",
+            # What own_experts gives, in its own shape.
+            f"{_NOT_SENT_BACK}; {_AS_IT_IS}; {_IN_ORDER} → back.reshape(LOCAL_EXPERTS, size * ROOM, WIDTH)",
+        ),
+        "the first all-to-all is missing": _NOT_SENT,
+        # The second all-to-all brings buffers, which no expert has seen.
+        "what has arrived is returned": (
+            f"{_BACK} → torch.stack([part.view(size, -1, ROOM, WIDTH)[rank] for part in _buffers(seed, size)])"
+        ),
+        "tokens are added": f"{_IN_ORDER} → {_IN_ORDER} + _buffers(seed, size)[rank]",
+        # An all-reduce in place of the way back.
+        "results of all ranks are added": f"{_BACK} → sum(_leaving(source, size, seed) for source in range(size))",
+        "tokens come back unchanged": lambda rank, size, seed: {OUTPUT: _buffers(seed, size)[rank]},
+        "nothing is exchanged": f"{_NOT_SENT}; {_NOT_SENT_BACK}",
+    },
     inspect=_inspect_calls,
 )

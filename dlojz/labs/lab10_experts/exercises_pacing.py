@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from dlojz.labs.kit.exercise_texts import Texts
-
-if TYPE_CHECKING:
-    pass
 
 TEXTS = Texts(__file__)
 
@@ -33,71 +29,33 @@ def _curriculum_pacing_cases() -> Iterator[tuple[int, ...]]:
             yield t, start, end, steps, degree, multiple
 
 
-def _way(length: Callable[..., float], *, rounded: Callable[[float, int], float] | None = None) -> Callable[..., float]:
-    """A pacing function under a fault: its length before rounding, and how that is rounded."""
-
-    def way(t: int, start: int, end: int, steps: int, degree: int, multiple: int) -> float:
-        raw = length(t, start, end, steps, degree)
-        return min((rounded or _down)(raw, multiple), end)
-
-    return way
-
-
-def _down(length: float, multiple: int) -> float:
-    return math.floor(length) // multiple * multiple
-
-
-def _right(t: int, start: int, end: int, steps: int, degree: int) -> float:
-    return start + (end - start) * min(t / steps, 1) ** (1 / degree)
-
-
 PACING = TEXTS.exercise(
     "pacing",
     pacing,
     cases=_curriculum_pacing_cases,
     counts=True,
     mistakes={
-        "the growth goes on after the last step": lambda t, start, end, steps, degree, multiple: _down(
-            start + (end - start) * (t / steps) ** (1 / degree), multiple
+        "the growth goes on after the last step": "min(t / steps, 1) → (t / steps); , end) → , math.inf)",
+        "not rounded to a multiple": "length - length % multiple → length",
+        "not rounded at all": "math.floor →; length - length % multiple → length",
+        "you round up": "math.floor →; length - length % multiple → math.ceil(length / multiple) * multiple",
+        "you round to the nearest multiple": (
+            "math.floor →; length - length % multiple → round(length / multiple) * multiple"
         ),
-        "not rounded to a multiple": _way(_right, rounded=lambda length, multiple: math.floor(length)),
-        "not rounded at all": _way(_right, rounded=lambda length, multiple: length),
-        "you round up": _way(_right, rounded=lambda length, multiple: math.ceil(length / multiple) * multiple),
-        "you round to the nearest multiple": _way(
-            _right, rounded=lambda length, multiple: round(length / multiple) * multiple
-        ),
-        "you take a power where a root is due": _way(
-            lambda t, start, end, steps, degree: start + (end - start) * min(t / steps, 1) ** degree
-        ),
-        "the degree is left out": _way(lambda t, start, end, steps, degree: _right(t, start, end, steps, 1)),
-        "the growth begins at 0": _way(lambda t, start, end, steps, degree: end * min(t / steps, 1) ** (1 / degree)),
-        "you add a share of end to start": _way(
-            lambda t, start, end, steps, degree: start + end * min(t / steps, 1) ** (1 / degree)
-        ),
-        "you are one step late": _way(lambda t, start, end, steps, degree: _right(t - 1, start, end, steps, degree)),
-        "you divide the share by the degree": _way(
-            lambda t, start, end, steps, degree: start + (end - start) * min(t / steps, 1) / degree
-        ),
-        "your share is a whole number": _way(
-            lambda t, start, end, steps, degree: _right(t // steps * steps, start, end, steps, degree)
-        ),
-        "you are one step ahead": _way(lambda t, start, end, steps, degree: _right(t + 1, start, end, steps, degree)),
-        "max in place of min": lambda t, start, end, steps, degree, multiple: _down(
-            start + (end - start) * max(t / steps, 1) ** (1 / degree), multiple
-        ),
-        "the root's exponent is a whole number": _way(
-            lambda t, start, end, steps, degree: start + (end - start) * min(t / steps, 1) ** (1 // degree)
-        ),
-        "your sequences become shorter": _way(
-            lambda t, start, end, steps, degree: end - (end - start) * min(t / steps, 1) ** (1 / degree)
-        ),
-        "you give what is gained alone": lambda t, start, end, steps, degree, multiple: _down(
-            _right(t, start, end, steps, degree) - start, multiple
-        ),
-        "you return the remainder": _way(_right, rounded=lambda length, multiple: math.floor(length) % multiple),
-        "you return how many multiples there are": _way(
-            _right, rounded=lambda length, multiple: math.floor(length) // multiple
-        ),
-        "you round to a multiple of 8": _way(_right, rounded=lambda length, multiple: math.floor(length) // 8 * 8),
+        "you take a power where a root is due": "(1 / degree) → degree",
+        "the degree is left out": "** (1 / degree) →",
+        "the growth begins at 0": "start + (end - start) → end",
+        "you add a share of end to start": "(end - start) → end",
+        "you are one step late": "t / steps → (t - 1) / steps",
+        "you divide the share by the degree": "** (1 / degree) → / degree",
+        "your share is a whole number": "t / steps → t // steps",
+        "you are one step ahead": "t / steps → (t + 1) / steps",
+        "max in place of min": "min(t / steps, 1) → max(t / steps, 1); , end) → , math.inf)",
+        "the root's exponent is a whole number": "1 / degree → 1 // degree",
+        "your sequences become shorter": "start + (end → end - (end",
+        "you give what is gained alone": "start + (end → (end",
+        "you return the remainder": "length - length % multiple → length % multiple",
+        "you return how many multiples there are": "length - length % multiple → length // multiple",
+        "you round to a multiple of 8": "length % multiple → length % 8",
     },
 )

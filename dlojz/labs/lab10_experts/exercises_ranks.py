@@ -87,18 +87,6 @@ def _mixtures() -> Iterator[tuple[Any, ...]]:
         yield x_TD, weights_TK, chosen_TK, places(chosen_TK, experts, factor), expert_network, (experts, room)
 
 
-def _with_itself(x: Tensor, weights: Tensor, chosen: Tensor, places_TK: Tensor, experts: Experts, shape: Any) -> Tensor:
-    """A token that no expert has seen comes out as it went in."""
-    lost_T = (places_TK < 0).all(1, keepdim=True)
-    return mixture(x, weights, chosen, places_TK, experts, shape) + lost_T * x
-
-
-def _read_anyway(x: Tensor, weights: Tensor, chosen: Tensor, places_TK: Tensor, experts: Experts, shape: Any) -> Tensor:
-    """Dropped tokens read the last place of their expert, which Python's -1 is."""
-    outputs = _outputs(x, weights, chosen, places_TK, experts, shape)
-    return (weights.unsqueeze(-1) * outputs[chosen, places_TK]).sum(1)
-
-
 def _written(share_of: Callable[[Tensor], Tensor], by_token: bool = False) -> Callable[..., Tensor]:
     """Dropped tokens are written over the last place; `share_of`: the share of what is then read of each choice."""
 
@@ -112,46 +100,13 @@ def _written(share_of: Callable[[Tensor], Tensor], by_token: bool = False) -> Ca
     return way
 
 
-def _outputs(x: Tensor, weights: Tensor, chosen: Tensor, places_TK: Tensor, experts: Experts, shape: Any) -> Tensor:
-    token, choice = (places_TK >= 0).nonzero(as_tuple=True)
-    buffer = x.new_zeros(*shape, x.shape[1])
-    buffer[chosen[token, choice], places_TK[token, choice]] = x[token]
-    return experts(buffer)
-
-
 def _last_choice(x: Tensor, weights: Tensor, chosen: Tensor, places_TK: Tensor, experts: Experts, shape: Any) -> Tensor:
     """Each choice overwrites the one before."""
-    outputs, y = _outputs(x, weights, chosen, places_TK, experts, shape), x.new_zeros(x.shape)
-    for choice in range(chosen.shape[1]):
-        token = (places_TK[:, choice] >= 0).nonzero().squeeze(1)
-        slots = chosen[token, choice], places_TK[token, choice]
-        y[token] = weights[token, choice].unsqueeze(1) * outputs[slots]
+    y = torch.zeros_like(x)
+    for column in torch.arange(chosen.shape[1]).view(-1, 1):
+        alone = mixture(x, weights[:, column], chosen[:, column], places_TK[:, column], experts, shape)
+        y = torch.where(places_TK[:, column] >= 0, alone, y)
     return y
-
-
-def _weighted_before(
-    x: Tensor, weights: Tensor, chosen: Tensor, places_TK: Tensor, experts: Experts, shape: Any
-) -> Tensor:
-    """The weight is applied to what enters the expert."""
-    token, choice = (places_TK >= 0).nonzero(as_tuple=True)
-    slots = chosen[token, choice], places_TK[token, choice]
-    buffer = x.new_zeros(*shape, x.shape[1])
-    buffer[slots] = weights[token, choice].unsqueeze(1) * x[token]
-    return x.new_zeros(x.shape).index_add(0, token, experts(buffer)[slots])
-
-
-def _then(change: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-    """The mixture, changed afterwards: `change(mixed, x, places)`."""
-    return lambda x, weights, chosen, places_TK, experts, shape: change(
-        mixture(x, weights, chosen, places_TK, experts, shape), x, places_TK
-    )
-
-
-def _given(change: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]) -> Callable[..., Tensor]:
-    """The mixture of other weights, choices and places."""
-    return lambda x, weights, chosen, places_TK, experts, shape: mixture(
-        x, *change(weights, chosen, places_TK), experts, shape
-    )
 
 
 MIXTURE = TEXTS.exercise(
@@ -160,12 +115,16 @@ MIXTURE = TEXTS.exercise(
     cases=_mixtures,
     leaves={0: Said("x", "x"), 1: Said("the weights", "les poids")},
     mistakes={
-        "the experts' outputs are added up without their weights": lambda x, weights, *arguments: mixture(
-            x, weights.new_ones(weights.shape), *arguments
+        "the experts' outputs are added up without their weights": "weights_TK[token_N, choice_N].unsqueeze(1) * →",
+        "the weight multiplies what enters the expert": (
+            "= x_TD[token_N] → = weights_TK[token_N, choice_N].unsqueeze(1) * x_TD[token_N]; "
+            "weighted_ND = weights_TK[token_N, choice_N].unsqueeze(1) * → weighted_ND ="
         ),
-        "the weight multiplies what enters the expert": _weighted_before,
-        "a dropped token comes out unchanged": _with_itself,
-        "dropped tokens read the last place": _read_anyway,
+        "a dropped token comes out unchanged": "zeros_like(x_TD) → mul((places_TK < 0).all(1, keepdim=True), x_TD)",
+        "dropped tokens read the last place": (
+            "torch.zeros_like(x_TD).index_add(0, token_N, weighted_ND) → "
+            "(weights_TK.unsqueeze(-1) * experts(buffer_ECD)[chosen_TK, places_TK]).sum(1)"
+        ),
         "dropped tokens are written over the last place": tuple(
             TEXTS.mistake("mixture", "tokens over the last place", _written(share_of, by_token), en=en, fr=fr)
             for share_of, en, fr in (
@@ -175,25 +134,17 @@ MIXTURE = TEXTS.exercise(
             for by_token in (False, True)
         ),
         "each choice overwrites the one before": _last_choice,
-        "you add x": _then(lambda mixed, x, places_TK: mixed + x),
-        "you divide by k": _then(lambda mixed, x, places_TK: mixed / places_TK.shape[1]),
-        "a token refused once gets nothing": _then(
-            lambda mixed, x, places_TK: mixed * (places_TK >= 0).all(1, keepdim=True)
+        "you add x": "torch.zeros_like(x_TD) → x_TD",
+        "you divide by k": "token_N, weighted_ND) → token_N, weighted_ND / places_TK.shape[1])",
+        "a token refused once gets nothing": (
+            "(places_TK >= 0).nonzero → (places_TK >= 0).all(1, keepdim=True).expand_as(places_TK).nonzero"
         ),
-        "you leave out place 0": _given(
-            lambda weights, chosen, places_TK: (weights, chosen, places_TK.where(places_TK != 0, -1))
-        ),
-        "the experts are not called": lambda x, weights, chosen, places_TK, experts, shape: mixture(
-            x, weights, chosen, places_TK, lambda buffer: buffer, shape
-        ),
-        "tokens meet the wrong experts": lambda x, weights, chosen, places_TK, experts, shape: mixture(
-            x, weights, chosen, places_TK, lambda buffer: experts(buffer.flip(0)), shape
-        ),
-        "the weights count twice": _given(lambda weights, chosen, places_TK: (weights**2, chosen, places_TK)),
-        "the weights are exchanged": _given(lambda weights, chosen, places_TK: (weights.flip(1), chosen, places_TK)),
-        "only first choices count": _given(
-            lambda weights, chosen, places_TK: (weights[:, :1], chosen[:, :1], places_TK[:, :1])
-        ),
+        "you leave out place 0": "places_TK >= 0 → places_TK > 0",
+        "the experts are not called": "experts(buffer_ECD) → buffer_ECD",
+        "tokens meet the wrong experts": "experts(buffer_ECD) → experts(buffer_ECD.flip(0))",
+        "the weights count twice": "weights_TK[token_N, → weights_TK.square()[token_N,",
+        "the weights are exchanged": "weights_TK[token_N, → weights_TK.flip(1)[token_N,",
+        "only first choices count": "(places_TK >= 0) → (places_TK[:, :1] >= 0)",
     },
 )
 
@@ -343,41 +294,28 @@ def exchange_bytes(
     return 4 * experts * room * width * number_bytes * (ranks - 1) / ranks
 
 
-def _times(factor: Callable[[int], float]) -> Callable[..., float]:
-    """A volume under a fault that depends on the number of ranks."""
-    return lambda *case: exchange_bytes(*case) * factor(case[5])
-
-
 EXCHANGE_BYTES = TEXTS.exercise(
     "exchange-bytes",
     exchange_bytes,
     cases=lambda: VOLUME_CASES,
     mistakes={
-        "counts the forward or the way there alone": _times(lambda n: 1 / 2),
-        "counts one all-to-all": _times(lambda n: 1 / 4),
-        "counts the rows that stay": _times(lambda n: n / (n - 1)),
-        "the bytes of an all-gather": _times(float),
-        "the capacity is not rounded": lambda tokens, width, experts, k, factor, ranks, number_bytes: (
-            4 * factor * k * tokens * width * number_bytes * (ranks - 1) / ranks
-        ),
-        "the capacity factor is left out": lambda t, d, e, k, f, n, size: exchange_bytes(t, d, e, k, 1.0, n, size),
-        "k is left out": lambda t, d, e, k, f, n, size: exchange_bytes(t, d, e, 1, f, n, size),
-        "counts elements, not bytes": lambda t, d, e, k, f, n, size: exchange_bytes(t, d, e, k, f, n, 1),
-        "you divide by the number of ranks once more": lambda t, d, e, k, f, n, size: (
-            exchange_bytes(t, d, e, k, f, n, size) / n
-        ),
-        "you count three all-to-all": _times(lambda n: 3 / 4),
-        "you count each all-to-all twice": _times(lambda n: 2.0),
-        "counts the share of one rank": _times(lambda n: 1 / (n - 1)),
-        "the capacity is rounded down": lambda t, d, e, k, f, n, size: (
-            4 * e * math.floor(f * k * t / e) * d * size * (n - 1) / n
-        ),
-        "each expert gets places for all choices": lambda t, d, e, k, f, n, size: (
-            4 * e * math.ceil(f * k * t) * d * size * (n - 1) / n
-        ),
-        "you count one expert's places": lambda t, d, e, k, f, n, size: exchange_bytes(t, d, e, k, f, n, size) / e,
-        "the width is left out": lambda t, d, e, k, f, n, size: exchange_bytes(t, 1, e, k, f, n, size),
-        "you count the tokens once": lambda t, d, e, k, f, n, size: 4 * t * d * size * (n - 1) / n,
+        "counts the forward or the way there alone": "4 * → 2 *",
+        "counts one all-to-all": "4 * →",
+        "counts the rows that stay": "* (ranks - 1) / ranks →",
+        "the bytes of an all-gather": "(ranks - 1) / ranks → (ranks - 1)",
+        "the capacity is not rounded": "math.ceil →",
+        "the capacity factor is left out": "factor * k → k",
+        "k is left out": "factor * k → factor",
+        "counts elements, not bytes": "* number_bytes →",
+        "you divide by the number of ranks once more": "/ ranks → / ranks**2",
+        "you count three all-to-all": "4 * → 3 *",
+        "you count each all-to-all twice": "4 * → 8 *",
+        "counts the share of one rank": "(ranks - 1) / ranks → 1 / ranks",
+        "the capacity is rounded down": "math.ceil → math.floor",
+        "each expert gets places for all choices": "/ experts →",
+        "you count one expert's places": "4 * experts → 4",
+        "the width is left out": "* width →",
+        "you count the tokens once": "experts * room → tokens",
     },
 )
 

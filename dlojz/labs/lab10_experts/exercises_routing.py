@@ -71,21 +71,6 @@ def _expert_gate_cases() -> Iterator[tuple[Any, ...]]:
         yield 2 * torch.randn(tokens, experts, generator=generator), k
 
 
-def _always_divided(logits_TE: Tensor, k: int) -> Chosen:
-    weights_TK, chosen_TK = logits_TE.softmax(-1).topk(k)
-    return weights_TK / weights_TK.sum(-1, keepdim=True), chosen_TK
-
-
-def _undivided_gate(logits_TE: Tensor, k: int) -> Chosen:
-    return logits_TE.softmax(-1).topk(k)
-
-
-def _shared_by(logits_TE: Tensor, k: int, divisor: Callable[[Tensor], Any]) -> Chosen:
-    """With k ≥ 2, weights divided by something else than their sum."""
-    weights_TK, chosen_TK = _undivided_gate(logits_TE, k)
-    return (weights_TK if k == 1 else weights_TK / divisor(weights_TK)), chosen_TK
-
-
 def _refuse_other_choices(answer: Callable[..., Any]) -> None:
     """Refuse a gate whose first choices are not in column 0: they are placed first."""
     for logits_TE, k in _expert_gate_cases():
@@ -101,43 +86,30 @@ GATE = TEXTS.exercise(
     trial=_weights,
     leaves={0: Said("the router's logits", "les logits du routeur")},
     then=_refuse_other_choices,
+    source=(gate, _normalized),
     mistakes={
-        "weight 1 with k = 1": _always_divided,
-        "weights not divided by their sum": lambda logits_TE, k: logits_TE.softmax(-1).topk(k),
-        "the softmax runs over the tokens": lambda logits_TE, k: _normalized(logits_TE.softmax(0).topk(k)),
-        "weights are logits": tuple(
-            wrong_gate
-            for wrong_gate in (
-                lambda logits_TE, k: logits_TE.topk(k),
-                lambda logits_TE, k: _normalized(logits_TE.topk(k)),
-            )
+        "weight 1 with k = 1": "weights_TK if weights_TK.shape[1] == 1 else →",
+        "weights not divided by their sum": "weights_TK / weights_TK.sum(-1, keepdim=True) → weights_TK",
+        "the softmax runs over the tokens": "softmax(-1) → softmax(0)",
+        "weights are logits": (
+            ".softmax(-1) →; weights_TK / weights_TK.sum(-1, keepdim=True) → weights_TK",
+            ".softmax(-1) →",
         ),
-        "you choose the experts of lowest probability": lambda logits_TE, k: _normalized(
-            logits_TE.softmax(-1).topk(k, largest=False)
+        "you choose the experts of lowest probability": "topk(k) → topk(k, largest=False)",
+        "no softmax over the experts": (
+            "softmax(-1) → sigmoid()",
+            "softmax(-1) → log_softmax(-1)",
+            "softmax(-1) → exp()",
         ),
-        "no softmax over the experts": tuple(
-            lambda logits_TE, k, probability_of=probability_of: _normalized(probability_of(logits_TE).topk(k))
-            for probability_of in (
-                lambda logits_TE: logits_TE.sigmoid(),
-                lambda logits_TE: logits_TE.log_softmax(-1),
-                lambda logits_TE: logits_TE.exp(),
-            )
+        "weights do not add up to 1": (
+            "/ weights_TK.sum(-1, keepdim=True) → / weights_TK.sum(0)",
+            "/ weights_TK.sum(-1, keepdim=True) → / weights_TK.shape[1]",
+            "/ weights_TK.sum(-1, keepdim=True) → / weights_TK.amax(-1, keepdim=True)",
+            "/ weights_TK.sum(-1, keepdim=True) → / weights_TK.norm(dim=-1, keepdim=True)",
         ),
-        "weights do not add up to 1": tuple(
-            lambda logits_TE, k, divisor=divisor: _shared_by(logits_TE, k, divisor)
-            for divisor in (
-                lambda weights_TK: weights_TK.sum(0),
-                lambda weights_TK: weights_TK.shape[1],
-                lambda weights_TK: weights_TK.amax(-1, keepdim=True),
-                lambda weights_TK: weights_TK.norm(dim=-1, keepdim=True),
-            )
-        ),
-        "the weights are divided from k = 3 on": lambda logits_TE, k: (gate if k > 2 else _undivided_gate)(
-            logits_TE, k
-        ),
-        "every expert has the weight of the first": lambda logits_TE, k: (
-            gate(logits_TE, 1)[0].expand(-1, k),
-            gate(logits_TE, k)[1],
+        "the weights are divided from k = 3 on": "shape[1] == 1 → shape[1] < 3",
+        "every expert has the weight of the first": (
+            "weights_TK / weights_TK.sum(-1, keepdim=True) → weights_TK[:, :1].expand_as(weights_TK)"
         ),
     },
 )
@@ -165,54 +137,6 @@ def places(chosen_TK: Tensor, experts: int, factor: float) -> Tensor:
     return place_N.view(k, tokens).T
 
 
-def _spoilt(fault: str) -> Callable[..., Tensor]:
-    """Places under a fault."""
-
-    def spoilt(chosen_TK: Tensor, experts: int, factor: float) -> Tensor:
-        tokens, k = chosen_TK.shape
-        share = factor * k * tokens / experts
-        room = {
-            "floor": math.floor(share),
-            "without k": math.ceil(share / k),
-            "without factor": math.ceil(share / factor),
-            "unlimited": k * tokens,
-        }.get(fault, math.ceil(share))
-        if fault == "each apart":
-            columns = [_spoilt("right")(column.unsqueeze(1), experts, factor * k) for column in chosen_TK.T]
-            return torch.cat(columns, 1)
-        order_N = chosen_TK.flatten() if fault == "by tokens" else chosen_TK.T.flatten()
-        taken_NE = F.one_hot(order_N, experts)
-        place_N = (taken_NE.cumsum(0) * taken_NE).sum(1) - int(fault != "from 1")
-        limit = room + int(fault == "from 1")
-        refused = room - 1 if fault == "last place" else -1
-        place_N = torch.where(place_N < limit, place_N, refused)
-        return place_N.view(tokens, k) if fault == "by tokens" else place_N.view(k, tokens).T
-
-    return spoilt
-
-
-def _refused(
-    mark_refused: Callable[[Tensor, int], Tensor], count: Callable[[float], int] = math.ceil
-) -> Callable[..., Tensor]:
-    """Places where those that find no room are told by `mark_refused(places, room)`; the room is counted by `count`."""
-
-    def way(chosen_TK: Tensor, experts: int, factor: float) -> Tensor:
-        tokens, k = chosen_TK.shape
-        return mark_refused(
-            _spoilt("unlimited")(chosen_TK, experts, float(experts)), count(factor * k * tokens / experts)
-        )
-
-    return way
-
-
-def _numbered(chosen_TK: Tensor) -> Tensor:
-    return torch.arange(chosen_TK.numel()).view(chosen_TK.shape)
-
-
-def _minus_one(place_TK: Tensor, room: int) -> Tensor:
-    return place_TK.masked_fill(place_TK >= room, -1)
-
-
 def crowded() -> Iterator[tuple[Any, ...]]:
     """Make choices, experts and capacity factors with which some expert is full."""
     generator = torch.Generator().manual_seed(12)
@@ -225,39 +149,38 @@ PLACES = TEXTS.exercise(
     "places",
     places,
     cases=crowded,
+    source=(places, capacity),
     mistakes={
-        "places given token by token": _spoilt("by tokens"),
-        "second choices are counted from 0 again": _spoilt("each apart"),
-        "the capacity is rounded down": _spoilt("floor"),
-        "the capacity forgets k": _spoilt("without k"),
-        "the capacity factor is left out": _spoilt("without factor"),
-        "no choice is refused": _spoilt("unlimited"),
-        "refused tokens stand at the last place": _spoilt("last place"),
-        "the places begin at 1": _spoilt("from 1"),
-        "one place too many": _refused(lambda place_TK, room: place_TK.masked_fill(place_TK > room, -1)),
-        "a dropped choice gets place 0": _refused(lambda place_TK, room: place_TK.masked_fill(place_TK >= room, 0)),
-        "places begin again when an expert is full": _refused(lambda place_TK, room: place_TK % room),
-        "the capacity is rounded to the nearest": _refused(_minus_one, round),
-        "no capacity factor, and rounded down": lambda chosen_TK, experts, factor: _refused(_minus_one, math.floor)(
-            chosen_TK, experts, 1.0
+        "places given token by token": (
+            "chosen_TK.T.flatten() → chosen_TK.flatten(); place_N.view(k, tokens).T → place_N.view(tokens, k)"
         ),
-        "places laid out by token, not choice": lambda chosen_TK, experts, factor: places(
-            chosen_TK, experts, factor
-        ).T.reshape(chosen_TK.shape),
-        "you serve in reverse order": lambda chosen_TK, experts, factor: places(
-            chosen_TK.flip(0, 1), experts, factor
-        ).flip(0, 1),
-        "all choices get the first's place": lambda chosen_TK, experts, factor: places(
-            chosen_TK[:, :1], experts, factor * chosen_TK.shape[1]
-        ).expand(-1, chosen_TK.shape[1]),
-        "all choices get the first's place, capacity without k": lambda chosen_TK, experts, factor: places(
-            chosen_TK[:, :1], experts, factor
-        ).expand(chosen_TK.shape),
-        "you tell whether a choice has a place": lambda chosen_TK, experts, factor: (
-            places(chosen_TK, experts, factor) >= 0
-        ).long(),
-        "tokens and choices are exchanged": lambda chosen_TK, experts, factor: places(chosen_TK, experts, factor).T,
-        "you number the choices one after the other": lambda chosen_TK, experts, factor: _numbered(chosen_TK),
+        "second choices are counted from 0 again": (
+            "taken_NE.cumsum(0) → taken_NE.view(k, tokens, experts).cumsum(1).flatten(0, 1)"
+        ),
+        "the capacity is rounded down": "math.ceil → math.floor",
+        "the capacity forgets k": "factor * k → factor",
+        "the capacity factor is left out": "factor * k → k",
+        "no choice is refused": "place_N < capacity(tokens, experts, k, factor) → place_N < math.inf",
+        "refused tokens stand at the last place": "place_N, -1) → place_N, capacity(tokens, experts, k, factor) - 1)",
+        "the places begin at 1": ".sum(1) - 1 → .sum(1); place_N < capacity → place_N <= capacity",
+        "one place too many": "place_N < capacity → place_N <= capacity",
+        "a dropped choice gets place 0": "place_N, -1) → place_N, 0)",
+        "places begin again when an expert is full": (
+            "place_N, -1) → place_N, place_N % capacity(tokens, experts, k, factor))"
+        ),
+        "the capacity is rounded to the nearest": "math.ceil → round",
+        "no capacity factor, and rounded down": "factor * k → k; math.ceil → math.floor",
+        "places laid out by token, not choice": "place_N.view(k, tokens).T → place_N.view(tokens, k)",
+        "you serve in reverse order": "chosen_TK.T → chosen_TK.flip(0, 1).T; tokens).T → tokens).T.flip(0, 1)",
+        "all choices get the first's place": "place_N.view(k, tokens).T → place_N[:tokens, None].expand(-1, k)",
+        "all choices get the first's place, capacity without k": (
+            "factor * k → factor; place_N.view(k, tokens).T → place_N[:tokens, None].expand(-1, k)"
+        ),
+        "you tell whether a choice has a place": "place_N.view(k, tokens).T → (place_N >= 0).long().view(k, tokens).T",
+        "tokens and choices are exchanged": "place_N.view(k, tokens).T → place_N.view(k, tokens)",
+        "you number the choices one after the other": (
+            "place_N.view(k, tokens).T → torch.arange(k * tokens).view(tokens, k)"
+        ),
     },
 )
 
@@ -280,38 +203,6 @@ def _expert_balance_cases() -> Iterator[tuple[Any, ...]]:
     for tokens, experts, k in ((8, 4, 1), (12, 6, 2), (10, 8, 2)):
         logits_TE = torch.randn(tokens, experts, generator=generator) + torch.linspace(2, 0, experts)
         yield logits_TE, logits_TE.topk(k).indices
-
-
-def _parts(logits_TE: Tensor, chosen_TK: Tensor) -> tuple[Tensor, Tensor, int]:
-    experts = logits_TE.shape[1]
-    return F.one_hot(chosen_TK, experts).float().mean((0, 1)), logits_TE.softmax(-1).mean(0), experts
-
-
-def _squared(factor: int) -> Callable[..., Tensor]:
-    def way(logits_TE: Tensor, chosen_TK: Tensor) -> Tensor:
-        share_E, mean_E, experts = _parts(logits_TE, chosen_TK)
-        return experts * ((share_E, mean_E)[factor] ** 2).sum()
-
-    return way
-
-
-def _of_logits(logits_TE: Tensor, chosen_TK: Tensor) -> Tensor:
-    share_E, _, experts = _parts(logits_TE, chosen_TK)
-    return experts * (share_E * logits_TE.mean(0)).sum()
-
-
-def _with_mean(mean_of: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    """The mean probabilities taken in another way."""
-
-    def way(logits_TE: Tensor, chosen_TK: Tensor) -> Tensor:
-        share_E, _, experts = _parts(logits_TE, chosen_TK)
-        return experts * (share_E * mean_of(logits_TE)).sum()
-
-    return way
-
-
-def _ended(loss_of: Callable[[Tensor, Tensor, int], Tensor]) -> Callable[..., Tensor]:
-    return lambda logits_TE, chosen_TK: loss_of(*_parts(logits_TE, chosen_TK))
 
 
 def _check_gradient(answer: Callable[..., Any]) -> None:
@@ -340,25 +231,23 @@ BALANCE = TEXTS.exercise(
     balance_loss,
     cases=_expert_balance_cases,
     mistakes={
-        "the number of experts is missing": lambda logits_TE, chosen_TK: (
-            balance_loss(logits_TE, chosen_TK) / logits_TE.shape[1]
+        "the number of experts is missing": "return experts * → return",
+        "you take the mean over the experts": ".sum() → .sum() / experts**2",
+        "you square the shares of the choices": "logits_TE.softmax(-1).mean(0) → share_E",
+        "you square the mean probabilities": "share_E * → logits_TE.softmax(-1).mean(0) *",
+        "f is a number of choices": "return experts → return chosen_TK.numel() * experts",
+        "f adds up to k": "return experts → return chosen_TK.shape[1] * experts",
+        "you count first choices only": "one_hot(chosen_TK, → one_hot(chosen_TK[:, :1],",
+        "P is a mean of logits": ".softmax(-1) →",
+        "you multiply by E twice": "return experts → return experts**2",
+        "squared distance of f and P": (
+            "share_E * logits_TE.softmax(-1).mean(0) → (share_E - logits_TE.softmax(-1).mean(0)) ** 2"
         ),
-        "you take the mean over the experts": lambda logits_TE, chosen_TK: (
-            balance_loss(logits_TE, chosen_TK) / logits_TE.shape[1] ** 2
-        ),
-        "you square the shares of the choices": _squared(0),
-        "you square the mean probabilities": _squared(1),
-        "f is a number of choices": lambda logits_TE, chosen_TK: chosen_TK.numel() * balance_loss(logits_TE, chosen_TK),
-        "f adds up to k": lambda logits_TE, chosen_TK: chosen_TK.shape[1] * balance_loss(logits_TE, chosen_TK),
-        "you count first choices only": lambda logits_TE, chosen_TK: balance_loss(logits_TE, chosen_TK[:, :1]),
-        "P is a mean of logits": _of_logits,
-        "you multiply by E twice": _ended(lambda share, mean, experts: experts**2 * (share * mean).sum()),
-        "squared distance of f and P": _ended(lambda share, mean, experts: experts * ((share - mean) ** 2).sum()),
-        "your softmax runs over the tokens": _with_mean(lambda logits_TE: logits_TE.softmax(0).mean(0)),
-        "P is a sum over the tokens": _with_mean(lambda logits_TE: logits_TE.softmax(-1).sum(0)),
-        "P is the largest probability of the tokens": _with_mean(lambda logits_TE: logits_TE.softmax(-1).amax(0)),
-        "you take the mean of the logits": _with_mean(lambda logits_TE: logits_TE.mean(0).softmax(-1)),
-        "one number per expert is left": _ended(lambda share, mean, experts: experts * share * mean),
+        "your softmax runs over the tokens": "softmax(-1) → softmax(0)",
+        "P is a sum over the tokens": "softmax(-1).mean(0) → softmax(-1).sum(0)",
+        "P is the largest probability of the tokens": "softmax(-1).mean(0) → softmax(-1).amax(0)",
+        "you take the mean of the logits": "softmax(-1).mean(0) → mean(0).softmax(-1)",
+        "one number per expert is left": ".sum() →",
     },
     then=_check_gradient,
 )
@@ -391,71 +280,10 @@ def _two_level_cases() -> Iterator[tuple[Any, ...]]:
         )
 
 
-def _best_group(group_logits_TG: Tensor) -> Tensor:
-    """Probability of each token's group, (T, 1)."""
-    return group_logits_TG.softmax(-1).amax(-1, keepdim=True)
-
-
-def _without_group(group_logits_TG: Tensor, expert_logits_TE: Tensor, k: int) -> Chosen:
-    weights_TK, chosen_TK = two_level_gate(group_logits_TG, expert_logits_TE, k)
-    return weights_TK / _best_group(group_logits_TG), chosen_TK
-
-
-def _without_expert(group_logits_TG: Tensor, expert_logits_TE: Tensor, k: int) -> Chosen:
-    weights_TK, chosen_TK = two_level_gate(group_logits_TG, expert_logits_TE, k)
-    return _best_group(group_logits_TG).expand_as(weights_TK), chosen_TK
-
-
-def _over_all(group_logits_TG: Tensor, expert_logits_TE: Tensor, k: int) -> Chosen:
-    _, chosen_TK = two_level_gate(group_logits_TG, expert_logits_TE, k)
-    return _best_group(group_logits_TG) * expert_logits_TE.softmax(-1).gather(1, chosen_TK), chosen_TK
-
-
-def _undivided(group_logits_TG: Tensor, expert_logits_TE: Tensor, k: int) -> Chosen:
-    _, chosen_TK = two_level_gate(group_logits_TG, expert_logits_TE, k)
-    inside_TE = expert_logits_TE.unflatten(1, (group_logits_TG.shape[1], -1)).softmax(-1).flatten(1)
-    return _best_group(group_logits_TG) * inside_TE.gather(1, chosen_TK), chosen_TK
-
-
 def _best_product(group_logits_TG: Tensor, expert_logits_TE: Tensor, k: int) -> Chosen:
     inside_TGJ = expert_logits_TE.unflatten(1, (group_logits_TG.shape[1], -1)).softmax(-1)
     products_TE = (group_logits_TG.softmax(-1).unsqueeze(-1) * inside_TGJ).flatten(1)
     return products_TE.topk(k)
-
-
-def _local_numbers(group_logits_TG: Tensor, expert_logits_TE: Tensor, k: int) -> Chosen:
-    weights_TK, chosen_TK = two_level_gate(group_logits_TG, expert_logits_TE, k)
-    return weights_TK, chosen_TK % (expert_logits_TE.shape[1] // group_logits_TG.shape[1])
-
-
-def _in_group(
-    weight: Callable[[Tensor, Tensor], Tensor] = lambda group_T1, weights_TK: group_T1 * weights_TK,
-    probability: Callable[[Tensor], Tensor] = _best_group,
-    group: Callable[[Tensor], Tensor] = lambda logits: logits.argmax(-1),
-    strided: bool = False,
-    always: bool = False,
-) -> Callable[..., Chosen]:
-    """The gate of two levels under a fault."""
-
-    def way(group_logits_TG: Tensor, expert_logits_TE: Tensor, k: int) -> Chosen:
-        groups = group_logits_TG.shape[1]
-        group_T = group(group_logits_TG)
-        inside_TGJ = (
-            expert_logits_TE.unflatten(1, (-1, groups)).mT if strided else expert_logits_TE.unflatten(1, (groups, -1))
-        )
-        weights_TK, chosen_TK = (_always_divided if always else gate)(inside_TGJ[range(len(group_T)), group_T], k)
-        return weight(probability(group_logits_TG), weights_TK), chosen_TK + group_T.unsqueeze(-1) * inside_TGJ.shape[2]
-
-    return way
-
-
-def _renumbered(number: Callable[[Tensor, Tensor, int], Tensor]) -> Callable[..., Chosen]:
-    def way(group_logits_TG: Tensor, expert_logits_TE: Tensor, k: int) -> Chosen:
-        weights_TK, chosen_TK = two_level_gate(group_logits_TG, expert_logits_TE, k)
-        group_experts = expert_logits_TE.shape[1] // group_logits_TG.shape[1]
-        return weights_TK, number(chosen_TK // group_experts, chosen_TK % group_experts, group_experts)
-
-    return way
 
 
 TWO_LEVEL = TEXTS.exercise(
@@ -467,29 +295,32 @@ TWO_LEVEL = TEXTS.exercise(
     },
     cases=_two_level_cases,
     trial=_weights,
+    source=(two_level_gate, gate, _normalized),
     mistakes={
-        "the groups are left out": lambda group_logits_TG, expert_logits_TE, k: gate(expert_logits_TE, k),
-        "the group's probability is missing": _without_group,
-        "the expert's probability is missing": _without_expert,
-        "the second softmax runs over all experts": _over_all,
-        "weights within the group not divided": _undivided,
+        "the groups are left out": "groups = group_logits_TG.shape[1] → return gate(expert_logits_TE, k)",
+        "the group's probability is missing": "return group_weight_T1 * → return",
+        "the expert's probability is missing": "group_weight_T1 * weights_TK → group_weight_T1.expand_as(weights_TK)",
+        "the second softmax runs over all experts": (
+            "expert_logits_TE.unflatten → expert_logits_TE.softmax(-1).unflatten; "
+            "gate(inside_TGJ[range(len(group_T)), group_T], k) → inside_TGJ[range(len(group_T)), group_T].topk(k)"
+        ),
+        "weights within the group not divided": (
+            "gate(inside_TGJ[range(len(group_T)), group_T], k) → "
+            "inside_TGJ[range(len(group_T)), group_T].softmax(-1).topk(k)"
+        ),
         "you take the largest products over all experts": _best_product,
-        "experts numbered within their group": _local_numbers,
-        "probabilities of group and expert added": _in_group(lambda group_T1, weights_TK: group_T1 + weights_TK),
-        "you multiply by the logit of the group": _in_group(probability=lambda logits: logits.amax(-1, keepdim=True)),
-        "the softmax of the groups runs over the tokens": _in_group(
-            probability=lambda logits: logits.softmax(0).amax(-1, keepdim=True),
-            group=lambda logits: logits.softmax(0).argmax(-1),
+        "experts numbered within their group": "+ group_T.unsqueeze(-1) * inside_TGJ.shape[2] →",
+        "probabilities of group and expert added": "group_weight_T1 * weights_TK → group_weight_T1 + weights_TK",
+        "you multiply by the logit of the group": "group_logits_TG.softmax(-1).amax → group_logits_TG.amax",
+        "the softmax of the groups runs over the tokens": (
+            "group_logits_TG.softmax(-1) → group_logits_TG.softmax(0); argmax → softmax(0).argmax"
         ),
-        "you take the least probable group": tuple(
-            _in_group(group=lambda logits: logits.argmin(-1), probability=probability)
-            for probability in (_best_group, lambda logits: logits.softmax(-1).amin(-1, keepdim=True))
+        "you take the least probable group": ("argmax → argmin", "argmax → argmin; amax → amin"),
+        "groups of experts that are far apart": "unflatten(1, (groups, -1)) → unflatten(1, (-1, groups)).mT",
+        "weight within the group 1 with k = 1": "weights_TK if weights_TK.shape[1] == 1 else →",
+        "the products are divided by their sum": (
+            "group_weight_T1 * weights_TK → weights_TK / weights_TK.sum(-1, keepdim=True)"
         ),
-        "groups of experts that are far apart": _in_group(strided=True),
-        "weight within the group 1 with k = 1": _in_group(always=True),
-        "the products are divided by their sum": _in_group(
-            lambda group_T1, weights_TK: weights_TK / weights_TK.sum(-1, keepdim=True)
-        ),
-        "group's number added to the expert's": _renumbered(lambda group, inside, group_experts: group + inside),
+        "group's number added to the expert's": "* inside_TGJ.shape[2] →",
     },
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
@@ -34,8 +35,8 @@ from dlojz.display.style import (
     Style,
 )
 from dlojz.hardware.links import NETWORK, NVLINK
-from dlojz.labs.kit.exercise import or_to_do
-from dlojz.labs.kit.figures import SHEET_RANKS, Picture, memory_and_messages, pictured
+from dlojz.labs.kit.exercise import Sentences, or_to_do
+from dlojz.labs.kit.figures import SHEET_RANKS, Picture, memory_and_messages, open_figure, pictured
 from dlojz.labs.lab10_experts.exercises_routing import capacity
 from dlojz.results.record import ExpertLoad
 
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dlojz.running.run import Run
+
+TEXTS = Sentences(Path(__file__).with_suffix(".md"))
 
 Choose = Callable[["Tensor", int], tuple["Tensor", "Tensor"]]
 Place = Callable[["Tensor", int, float], "Tensor"]
@@ -77,13 +80,10 @@ def seats(
     places_TK = place_choices(chosen_TK, experts, factor)
     room = capacity(tokens, experts, k, factor)
     lost = [(token, choice) for choice in range(k) for token in range(tokens) if int(places_TK[token, choice]) < 0]
-    figure = new_figure(
+    figure = open_figure(
         9.0,
         0.9 + 0.42 * experts,
-        alt=say(
-            en=f"{tokens} tokens, {experts} experts of {room} places each, {len(lost)} choices dropped.",
-            fr=f"{tokens} tokens, {experts} experts de {room} places chacun, {len(lost)} choix abandonnés.",
-        ),
+        *TEXTS.sentence("seats", "alt", tokens=tokens, experts=experts, room=room, lost_count=len(lost)),
     )
     axes = figure.subplots()
     dropped = [0] * experts
@@ -105,9 +105,7 @@ def seats(
     axes.set_xlim(-0.1, max(room + 1 + max(dropped), room + 4))
     axes.set_ylim(-experts + 0.8, 1.0)
     factor_text = shortest(factor)
-    title = say(
-        en=f"k = {k}, factor {factor_text}: capacity {room}", fr=f"k = {k}, facteur {factor_text} : capacité {room}"
-    )
+    title = TEXTS.say("seats", "title", k=k, factor_text=factor_text, room=room)
     axes.set_title(title, loc="left", fontsize=HEADING)
     for side in axes.spines.values():
         side.set_visible(False)
@@ -142,12 +140,7 @@ def shares(
 @pictured
 def dropped_or_empty(choose: Choose, place_choices: Place) -> LabFigure:
     """Draw dropped tokens and empty places by capacity factor, for a fair and for an unfair router."""
-    figure = new_figure(9.0, 3.2, alt=say(
-        en="Per cent of tokens dropped, and of places that stay empty, by capacity factor from 0.5 to 4: for a fair "
-        "router, for one that likes some experts better, and for a collapsed one.",
-        fr="Pourcentage de tokens abandonnés, et de places vides, selon le facteur de capacité de 0,5 à 4 : pour un "
-        "routeur équitable, pour un routeur qui préfère certains experts, et pour un routeur effondré.",
-    ))  # fmt: skip
+    figure = open_figure(9.0, 3.2, *TEXTS.sentence("dropped or empty", "alt"))
     routers = (
         (say(en="fair router", fr="routeur équitable"), 0.0),
         (say(en="biased router", fr="routeur inégal"), 1.0),
@@ -181,12 +174,7 @@ def journey(ranks: int = 2, local_experts: int = 2, room: int = 2) -> LabFigure:
         room: places that each rank has for each expert.
     """
     experts = ranks * local_experts
-    figure = new_figure(9.0, 3.4, alt=say(
-        en=f"Before: each of {ranks} ranks has rows for all {experts} experts. After the all-to-all: each has, for its "
-        "own experts, the rows of all ranks. A second all-to-all brings the results back.",
-        fr=f"Avant : chacun des {ranks} rangs a des lignes pour les {experts} experts. Après l’all-to-all : chacun a, "
-        "pour ses propres experts, les lignes de tous les rangs. Un second all-to-all ramène les résultats.",
-    ))  # fmt: skip
+    figure = open_figure(9.0, 3.4, *TEXTS.sentence("journey", "alt", ranks=ranks, experts=experts))
     axes = figure.subplots()
     width = room + 2.2
     for rank in range(ranks):
@@ -267,10 +255,7 @@ def beside_package(choose: Choose, place_choices: Place, mix: Mix) -> Table:
             ]
             dropped = float((places_TK < 0).float().mean())
             rows.append((significant(factor, 4), percent(dropped), *(_rounded(gap) for gap in gaps)))
-    head = titles(
-        en="capacity factor; dropped; from the package's layer; from the dense mixture",
-        fr="facteur de capacité; abandonnés; écart avec la couche du paquet; écart avec le mélange dense",
-    )
+    head = titles(*TEXTS.sentence("beside package", "heads"))
     return Table(head, tuple(rows))
 
 
@@ -359,10 +344,7 @@ def over_links(exchange_bytes: ExchangeBytes) -> Table:
                 percent(seconds / (seconds + computing)),
             )
         )
-    head = titles(
-        en="link; bandwidth; all-to-all; experts; share of the two",
-        fr="lien; débit; all-to-all; experts; part dans le total",
-    )
+    head = titles(*TEXTS.sentence("over links", "heads"))
     return Table(head, tuple(rows))
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dlojz.labs.kit.exercise import Mistake, Said
+from dlojz.labs.kit.exercise import Said
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import gradient_of, normal, refuse_nothing
 from dlojz.labs.kit.rank_judges import same
@@ -41,26 +41,6 @@ def _soft_cases() -> Iterator[tuple[Any, ...]]:
         yield 2 * normal(seed, samples, classes), 2 * normal(seed + 10, samples, classes), temperature
 
 
-def _kl(p_BK: Tensor, q_BK: Tensor) -> Tensor:
-    return (p_BK * (p_BK.log() - q_BK.log())).sum(-1)
-
-
-def _no_logarithm(student_BK: Tensor, p_BK: Tensor) -> Tensor:
-    """F.kl_div of probabilities that are taken for logarithms."""
-    return (p_BK * (p_BK.log() - student_BK.softmax(-1))).sum(-1).mean()
-
-
-def _scaled(power: float) -> Way:
-    return lambda student, teacher, t: t**power * soft_loss(student, teacher, t) / t**2
-
-
-def _at(student_t: float, teacher_t: float) -> Way:
-    """Each softened by a power of the temperature."""
-    return lambda student, teacher, t: (
-        t**2 * _kl((teacher / t**teacher_t).softmax(-1), (student / t**student_t).softmax(-1)).mean()
-    )
-
-
 def _check_gradients(answer: Way) -> None:
     for student_BK, teacher_BK, temperature in _soft_cases():
         student_BK.requires_grad_()
@@ -79,34 +59,24 @@ SOFT_LOSS = TEXTS.exercise(
     soft_loss,
     cases=_soft_cases,
     mistakes={
-        "the factor T² is missing": _scaled(0),
-        "the factor is T, not T²": _scaled(1),
-        "you average over classes too": lambda student, teacher, t: soft_loss(student, teacher, t) / student.shape[1],
-        "you add the samples up": lambda student, teacher, t: soft_loss(student, teacher, t) * len(student),
-        "the divergence is the other way round": lambda student, teacher, t: (
-            t**2 * _kl((student / t).softmax(-1), (teacher / t).softmax(-1)).mean()
+        "the factor T² is missing": "temperature**2 * →",
+        "the factor is T, not T²": "temperature**2 → temperature",
+        "you average over classes too": ".sum(-1).mean() → .mean()",
+        "you add the samples up": ".sum(-1).mean() → .sum()",
+        "the divergence is the other way round": (
+            "teacher_BK.detach() → student_BK; (student_BK / temperature).log → (teacher_BK / temperature).log"
         ),
-        "the teacher is not softened": _at(1, 0),
-        "the student is not softened": _at(0, 1),
-        "you multiply the logits by T": _at(-1, -1),
-        "the cross-entropy with the teacher's probabilities": lambda student, teacher, t: (
-            -(t**2) * ((teacher / t).softmax(-1) * (student / t).log_softmax(-1)).sum(-1).mean()
-        ),
-        "you divide by T²": _scaled(-2),
-        "you multiply by 2T": lambda student, teacher, t: 2 * t * soft_loss(student, teacher, t) / t**2,
-        "your softmax runs over the samples": lambda student, teacher, t: (
-            t**2 * _kl((teacher / t).softmax(0), (student / t).softmax(0)).mean()
-        ),
-        "the square difference of the probabilities": lambda student, teacher, t: (
-            t**2 * ((teacher / t).softmax(-1) - (student / t).softmax(-1)).square().sum(-1).mean()
-        ),
-        "the sign is the other way round": lambda student, teacher, t: -soft_loss(student, teacher, t),
-        "F.kl_div of the student's probabilities": lambda student, teacher, t: (
-            t**2 * _no_logarithm(student / t, (teacher / t).softmax(-1))
-        ),
-        "one loss per sample is left": lambda student, teacher, t: (
-            t**2 * _kl((teacher / t).softmax(-1), (student / t).softmax(-1))
-        ),
+        "the teacher is not softened": "teacher_BK.detach() / temperature → teacher_BK",
+        "the student is not softened": "student_BK / temperature → student_BK",
+        "you multiply the logits by T": "/ temperature → * temperature",
+        "the cross-entropy with the teacher's probabilities": "p_BK.log() - log_q_BK → -log_q_BK",
+        "you divide by T²": "temperature**2 → temperature**-2",
+        "you multiply by 2T": "temperature**2 → 2 * temperature",
+        "your softmax runs over the samples": "softmax(-1) → softmax(0)",
+        "the square difference of the probabilities": "p_BK * (p_BK.log() - log_q_BK) → (p_BK - log_q_BK.exp()) ** 2",
+        "the sign is the other way round": "temperature**2 → -(temperature**2)",
+        "F.kl_div of the student's probabilities": "- log_q_BK → - log_q_BK.exp()",
+        "one loss per sample is left": ".mean() →",
     },
     then=_check_gradients,
 )
@@ -139,37 +109,6 @@ def _mixed_cases() -> Iterator[tuple[Any, ...]]:
         yield 2 * normal(seed, 8, 5), 2 * normal(seed + 10, 8, 5), labels_B, temperature, alpha
 
 
-def _hard(student: Tensor, labels: Tensor, divided: bool = False, t: float = 1.0) -> Tensor:
-    labelled = labels != UNKNOWN
-    total = F.cross_entropy(student[labelled] / t, labels[labelled], reduction="sum")
-    # divided: a mean over all samples, as if unlabelled ones had a loss of 0.
-    return total / (len(labels) if divided else labelled.sum())
-
-
-def _of_target(student: Tensor, labels: Tensor) -> Tensor:
-    """The mean logit of the true class."""
-    labelled = labels != UNKNOWN
-    return student[labelled].gather(1, labels[labelled].unsqueeze(1)).mean()
-
-
-def _soft_of_known(student: Tensor, teacher: Tensor, labels: Tensor, t: float, alpha: float) -> Tensor:
-    labelled = labels != UNKNOWN
-    return alpha * soft_loss(student[labelled], teacher[labelled], t) + (1 - alpha) * _hard(student, labels)
-
-
-def _as_a_class(class_index: int) -> Way:
-    """What becomes of -1 if it is an index, or cut off at 0."""
-
-    def way(student: Tensor, teacher: Tensor, labels: Tensor, t: float, alpha: float) -> Tensor:
-        # -1 % K = K − 1: as an index, -1 is the last class.
-        return mixed_loss(student, teacher, labels.where(labels != UNKNOWN, class_index % student.shape[1]), t, alpha)
-
-    return way
-
-
-_INDEXED = TEXTS.sentence("mixed-loss", "samples without label")
-
-
 def _check_labels(answer: Way) -> None:
     student_BK, teacher_BK = normal(7, 6, 5), normal(8, 6, 5)
     # No label at all, then all of them: each case before has both kinds of samples.
@@ -195,44 +134,31 @@ MIXED_LOSS = TEXTS.exercise(
     cases=_mixed_cases,
     leaves={0: Said("the student's logits", "les logits de l’étudiant")},
     mistakes={
-        "the soft loss of unlabelled samples only": lambda s, t, y, temperature, alpha: (
-            alpha * soft_loss(s[y == UNKNOWN], t[y == UNKNOWN], temperature) + (1 - alpha) * _hard(s, y)
+        "the soft loss of unlabelled samples only": (
+            "(student_BK, teacher_BK, → (student_BK[~known_B], teacher_BK[~known_B],"
         ),
-        "alpha and 1 − alpha swapped": lambda s, t, y, temperature, alpha: mixed_loss(s, t, y, temperature, 1 - alpha),
-        "the true labels are compared at temperature T": lambda s, t, y, temperature, alpha: (
-            alpha * soft_loss(s, t, temperature) + (1 - alpha) * _hard(s, y, t=temperature)
+        "alpha and 1 − alpha swapped": "alpha * soft_loss → (1 - alpha) * soft_loss; + (1 - alpha) → + alpha",
+        "the true labels are compared at temperature T": "student_BK[known_B] → student_BK[known_B] / temperature",
+        "the cross-entropy divided by all samples": "(1 - alpha) * → (1 - alpha) * known_B.float().mean() *",
+        "the soft loss of labelled samples only": (
+            "(student_BK, teacher_BK, → (student_BK[known_B], teacher_BK[known_B],"
         ),
-        "the cross-entropy divided by all samples": lambda s, t, y, temperature, alpha: (
-            alpha * soft_loss(s, t, temperature) + (1 - alpha) * _hard(s, y, divided=True)
+        "the soft loss is not weighed": "alpha * soft_loss → soft_loss",
+        "the cross-entropy is not weighed": "(1 - alpha) * →",
+        # -1 as the number of a class, and -1 cut off at 0
+        "samples without label": (
+            "student_BK[known_B], labels_B[known_B] → student_BK, labels_B % student_BK.shape[1]",
+            "student_BK[known_B], labels_B[known_B] → student_BK, labels_B.clamp(min=0)",
         ),
-        "the soft loss of labelled samples only": _soft_of_known,
-        "the soft loss is not weighed": lambda s, t, y, temperature, alpha: (
-            soft_loss(s, t, temperature) + (1 - alpha) * _hard(s, y)
-        ),
-        "the cross-entropy is not weighed": lambda s, t, y, temperature, alpha: (
-            alpha * soft_loss(s, t, temperature) + _hard(s, y)
-        ),
-        "unlabelled samples count as the last class": Mistake(_as_a_class(-1), *_INDEXED),
-        "unlabelled samples count as class 0": Mistake(_as_a_class(0), *_INDEXED),
-        "neither loss is weighed": lambda s, t, y, temperature, alpha: soft_loss(s, t, temperature) + _hard(s, y),
-        "you take the plain mean of the two losses": lambda s, t, y, temperature, alpha: (
-            (soft_loss(s, t, temperature) + _hard(s, y)) / 2
-        ),
-        "the true labels do not count": lambda s, t, y, temperature, alpha: alpha * soft_loss(s, t, temperature),
-        "the teacher does not count": lambda s, t, y, temperature, alpha: (1 - alpha) * _hard(s, y),
-        "samples of class 0 are left out": lambda s, t, y, temperature, alpha: mixed_loss(
-            s, t, y.where(y != 0, UNKNOWN), temperature, alpha
-        ),
-        "the cross-entropy is a sum over the samples": lambda s, t, y, temperature, alpha: (
-            alpha * soft_loss(s, t, temperature) + (1 - alpha) * _hard(s, y, divided=True) * len(y)
-        ),
-        "the soft loss without its temperature": lambda s, t, y, temperature, alpha: mixed_loss(s, t, y, 1.0, alpha),
-        "the soft loss lacks its factor T²": lambda s, t, y, temperature, alpha: (
-            alpha * soft_loss(s, t, temperature) / temperature**2 + (1 - alpha) * _hard(s, y)
-        ),
-        "F.nll_loss of plain logits": lambda s, t, y, temperature, alpha: (
-            alpha * soft_loss(s, t, temperature) - (1 - alpha) * _of_target(s, y)
-        ),
+        "neither loss is weighed": "alpha * soft_loss → soft_loss; (1 - alpha) * →",
+        "you take the plain mean of the two losses": "alpha * soft_loss → 0.5 * soft_loss; (1 - alpha) → 0.5",
+        "the true labels do not count": "if not known_B.any() → if True",
+        "the teacher does not count": "return soft + → return",
+        "samples of class 0 are left out": "labels_B != UNKNOWN → labels_B > 0",
+        "the cross-entropy is a sum over the samples": "(1 - alpha) * → (1 - alpha) * known_B.sum() *",
+        "the soft loss without its temperature": "teacher_BK, temperature) → teacher_BK, 1.0)",
+        "the soft loss lacks its factor T²": "alpha * soft_loss → alpha / temperature**2 * soft_loss",
+        "F.nll_loss of plain logits": "cross_entropy → nll_loss",
     },
     then=_check_labels,
 )

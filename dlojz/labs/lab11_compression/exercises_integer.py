@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlojz.labs.kit.exercise import Mistake
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import Answer, expect_tensor, normal
 from dlojz.labs.lab11_compression.exercises_quantize import quantize_affine, quantize_rows
@@ -81,29 +80,6 @@ def _integer_trial(answer: Callable[..., Any], *case: Any) -> Tensor:
     value = expect_tensor(answer(*case), "y", (len(x_q_BI), len(w_q_OI)))
     # In units of the scales these are the whole sums: a column of small scale counts as much as another.
     return value.double() / (x_scale * w_scale_O1.T)
-
-
-def _corrected(correction: Callable[[Tensor, int, Tensor], Any]) -> Callable[..., Tensor]:
-    return lambda x_q, s, z, w_q, w_s: s * w_s.T * (x_q.int() @ w_q.int().T - correction(x_q, z, w_q))
-
-
-def _narrow(corrected: bool) -> Callable[..., Tensor]:
-    def way(x_q: Tensor, s: float, z: int, w_q: Tensor, w_s: Tensor) -> Tensor:
-        sums = (x_q.int() @ w_q.int().T).to(torch.int8).int()  # as an int8 product that runs over
-        return s * w_s.T * (sums - z * w_q.int().sum(1) * corrected)
-
-    return way
-
-
-def _without_scales(keep_x: bool) -> Callable[..., Tensor]:
-    def way(x_q: Tensor, s: float, z: int, w_q: Tensor, w_s: Tensor) -> Tensor:
-        sums = x_q.int() @ w_q.int().T - z * w_q.int().sum(1)
-        return s * sums.float() if keep_x else w_s.T * sums
-
-    return way
-
-
-_NARROW = TEXTS.sentence("integer-linear", "another axis of the sums")
 
 
 def _undone(undo: Undo) -> Callable[[Answer], Answer]:
@@ -175,21 +151,24 @@ INTEGER_LINEAR = TEXTS.exercise(
     trial=_integer_trial,
     cases=_integer_cases,
     mistakes={
-        "the zero-point is left out": _corrected(lambda x_q, z, w_q: 0),
-        "the product runs over in int8": Mistake(_narrow(True), *_NARROW),
-        "the product runs over, without a correction": Mistake(_narrow(False), *_NARROW),
-        "you take the zero-point away once": _corrected(lambda x_q, z, w_q: z),
-        "the correction is added": _corrected(lambda x_q, z, w_q: -z * w_q.int().sum(1)),
-        "the correction adds up the inputs": _corrected(lambda x_q, z, w_q: z * x_q.int().sum(1, keepdim=True)),
-        "the scales of the weights are left out": _without_scales(True),
-        "the scale of x is left out": _without_scales(False),
-        "no scale is applied": lambda x_q, s, z, w_q, w_s: (x_q.int() @ w_q.int().T - z * w_q.int().sum(1)).float(),
-        "you divide by w_scale": lambda x_q, s, z, w_q, w_s: integer_linear(x_q, s, z, w_q, 1 / w_s),
-        "the sum of the weights runs over in int8": _corrected(lambda x_q, z, w_q: z * w_q.sum(1).to(x_q.dtype)),
-        "the correction counts the inputs": _corrected(lambda x_q, z, w_q: z * w_q.shape[1]),
-        "the correction adds up all weights of the layer": _corrected(lambda x_q, z, w_q: z * w_q.int().sum()),
-        "you round the output": lambda x_q, s, z, w_q, w_s: integer_linear(x_q, s, z, w_q, w_s).round(),
-        "x_q − x_zero runs over in int8": lambda x_q, s, z, w_q, w_s: s * w_s.T * ((x_q - z).int() @ w_q.int().T),
+        "the zero-point is left out": "- x_zero * wide_w_OI.sum(1) →",
+        # An int8 product that runs over, with its correction and without.
+        "another axis of the sums": (
+            "wide_x_BI @ wide_w_OI.T → (wide_x_BI @ wide_w_OI.T).to(torch.int8).int()",
+            "wide_x_BI @ wide_w_OI.T - x_zero * wide_w_OI.sum(1) → (wide_x_BI @ wide_w_OI.T).to(torch.int8).int()",
+        ),
+        "you take the zero-point away once": "* wide_w_OI.sum(1) →",
+        "the correction is added": "- x_zero → + x_zero",
+        "the correction adds up the inputs": "wide_w_OI.sum(1) → wide_x_BI.sum(1, keepdim=True)",
+        "the scales of the weights are left out": "x_scale * w_scale_O1.T → x_scale",
+        "the scale of x is left out": "x_scale * w_scale_O1.T → w_scale_O1.T",
+        "no scale is applied": "x_scale * w_scale_O1.T * sums_BO → sums_BO.float()",
+        "you divide by w_scale": "* w_scale_O1.T → / w_scale_O1.T",
+        "the sum of the weights runs over in int8": "wide_w_OI.sum(1) → w_q_OI.sum(1).to(torch.int8)",
+        "the correction counts the inputs": "wide_w_OI.sum(1) → w_q_OI.shape[1]",
+        "the correction adds up all weights of the layer": "wide_w_OI.sum(1) → wide_w_OI.sum()",
+        "you round the output": "x_scale * w_scale_O1.T * sums_BO → (x_scale * w_scale_O1.T * sums_BO).round()",
+        "x_q − x_zero runs over in int8": "x_q_BI.int() → (x_q_BI - x_zero).int(); - x_zero * wide_w_OI.sum(1) →",
     },
     repairs={
         "w_scale is not transposed": lambda answer: lambda x_q, s, z, w_q, w_s: answer(x_q, s, z, w_q, w_s.T),

@@ -10,7 +10,6 @@ Shape suffixes: O outputs, I inputs, H hidden units.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,7 +17,6 @@ import torch
 from torch import Tensor
 
 from dlojz.base.language import say
-from dlojz.labs.kit.exercise import Mistake
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import expect_mask, expect_several, expect_tensor, normal
 
@@ -71,65 +69,30 @@ def _expect_equal_magnitudes(answer: Callable[..., Any]) -> None:
         )
 
 
-def _mask_signed(weights: Sequence[Tensor], sparsity: float) -> Masks:
-    # Shifted so that none is negative, magnitudes are in the order of the signed weights.
-    smallest = min(float(weight.min()) for weight in weights)
-    return global_masks([weight - smallest for weight in weights], sparsity)
-
-
-def _counted(count: Callable[[float], int]) -> Callable[[Sequence[Tensor], float], Masks]:
-    """As many as `count` makes of sparsity × total."""
-
-    def way(weights: Sequence[Tensor], sparsity: float) -> Masks:
-        total = sum(weight.numel() for weight in weights)
-        # The share of which round(share × total) is that count again.
-        return global_masks(weights, min(max(count(sparsity * total) / total, 0.0), 1.0))
-
-    return way
-
-
-def _by_quantile(weights: Sequence[Tensor], sparsity: float) -> Masks:
-    limit = torch.quantile(torch.cat([weight.abs().flatten() for weight in weights]), sparsity)
-    return [(weight.abs() >= limit).float() for weight in weights]
-
-
-_COUNT = TEXTS.sentence("global-masks", "another number of weights")
-
-
-def _scaled(weights: Sequence[Tensor], sparsity: float) -> Masks:
-    """A share of the largest magnitude as the threshold."""
-    largest = max(float(weight.abs().max()) for weight in weights)
-    return [(weight.abs() >= sparsity * largest).float() for weight in weights]
-
-
 GLOBAL_MASKS = TEXTS.exercise(
     "global-masks",
     global_masks,
     trial=_mask_trial,
     cases=_mask_cases,
     mistakes={
-        "each layer loses the same share": lambda weights, sparsity: [
-            global_masks([weight], sparsity)[0] for weight in weights
-        ],
-        "you remove the most negative weights": _mask_signed,
-        "the sparsity is the share that stays": lambda weights, sparsity: global_masks(weights, 1 - sparsity),
-        "your mask is 1 where a weight goes": lambda weights, sparsity: [
-            1 - mask for mask in global_masks(weights, sparsity)
-        ],
-        "the largest weights go": lambda weights, sparsity: [1 - mask for mask in global_masks(weights, 1 - sparsity)],
-        "your threshold is a share of the largest magnitude": _scaled,
-        "another number of weights goes": tuple(
-            Mistake(_counted(count), *_COUNT)
-            for count in (int, math.ceil, lambda share: round(share) + 1, lambda share: round(share) - 1)
+        "each layer loses the same share": lambda weights, sparsity: [global_masks([w], sparsity)[0] for w in weights],
+        "you remove the most negative weights": ".abs() →",
+        "the sparsity is the share that stays": "round(sparsity → round((1 - sparsity)",
+        "your mask is 1 where a weight goes": "ones_like → zeros_like; = 0.0 → = 1.0",
+        "the largest weights go": "ones_like → zeros_like; = 0.0 → = 1.0; round(sparsity → round((1 - sparsity)",
+        "your threshold is a share of the largest magnitude": (
+            "sizes.argsort()[: round(sparsity * len(sizes))] → sizes < sparsity * sizes.max()"
+        ),
+        "another number of weights": (
+            "round → int",
+            "round(sparsity * len(sizes)) → int(-(-sparsity * len(sizes) // 1))",
+            "len(sizes)) → len(sizes)) + 1",
+            "len(sizes)) → len(sizes)) - 1",
+            "sizes.argsort()[: round(sparsity * len(sizes))] → sizes < torch.quantile(sizes, sparsity)",
         ),
         # Each layer's weights measured by its largest, then one threshold
-        "you measure each layer's weights by its largest one": lambda weights, sparsity: global_masks(
-            [weight / weight.abs().max() for weight in weights], sparsity
-        ),
-        "you remove the most positive weights": lambda weights, sparsity: _mask_signed(
-            [-weight for weight in weights], sparsity
-        ),
-        "a threshold by interpolation": Mistake(_by_quantile, *_COUNT),
+        "you measure each layer's weights by its largest one": "weight.detach() → (weight / weight.abs().max())",
+        "you remove the most positive weights": "weight.detach().abs() → (-weight)",
     },
     then=_expect_equal_magnitudes,
 )
@@ -174,76 +137,37 @@ def _kept(answer: Callable[..., Any], weight_OI: Tensor) -> Tensor:
     return torch.cat([counts, magnitudes])
 
 
-def _half_of_row(weight: Tensor) -> Tensor:
-    best = weight.abs().topk(weight.shape[1] // 2, dim=1).indices
-    return torch.zeros_like(weight).scatter(1, best, 1.0)
-
-
-def _half_of_all(weight: Tensor) -> Tensor:
-    flat = weight.abs().flatten()
-    return torch.zeros_like(flat).scatter(0, flat.topk(len(flat) // 2).indices, 1.0).view_as(weight)
-
-
-def _strided(weight: Tensor) -> Tensor:
-    """Four inputs that lie I / 4 apart, as view(O, 4, -1) gives."""
-    groups = weight.abs().unflatten(1, (4, -1))
-    return torch.zeros_like(groups).scatter(1, groups.topk(2, dim=1).indices, 1.0).flatten(1)
-
-
-def _threshold(weight: Tensor) -> Tensor:
-    groups = weight.abs().unflatten(1, (-1, 4))
-    # At least the second largest of its group, (O, I / 4, 1).
-    return (groups >= groups.topk(2, dim=2).values[..., -1:]).float().flatten(1)
-
-
-def _strict(weight: Tensor) -> Tensor:
-    groups = weight.abs().unflatten(1, (-1, 4))
-    # Above the third largest: two weights, unless it is equal to them.
-    return (groups > groups.topk(3, dim=2).values[..., -1:]).float().flatten(1)
-
-
-def _rows_of(groups: Tensor, weight: Tensor) -> Tensor:
-    return torch.zeros_like(groups).scatter(1, groups.abs().topk(2).indices, 1.0).reshape(weight.shape)
-
-
-def _best_of_four(weight: Tensor, count: int) -> Tensor:
-    groups = weight.abs().unflatten(1, (-1, 4))
-    return torch.zeros_like(groups).scatter(2, groups.topk(count).indices, 1.0).flatten(1)
-
-
-def _always(weight: Tensor, positions: Sequence[int]) -> Tensor:
-    """The same two places of every group."""
-    groups = torch.zeros_like(weight).unflatten(1, (-1, 4))
-    groups[..., list(positions)] = 1.0
-    return groups.flatten(1)
-
-
-_TWO_EXACTLY = TEXTS.sentence("two-of-four", "not two weights of each group")
-_ALWAYS = TEXTS.sentence("two-of-four", "the same two places of every group")
-_TIES = TEXTS.sentence("two-of-four", "equal weights of a group")
-
 TWO_OF_FOUR = TEXTS.exercise(
     "two-of-four",
     two_of_four,
     trial=_kept,
     cases=_weights,
     mistakes={
-        "your groups run along the outputs": lambda weight: two_of_four(weight.T.contiguous()).T,
-        "you keep half of each row": _half_of_row,
-        "you keep half of all weights": _half_of_all,
-        "the four weights of a group are not consecutive": _strided,
-        "you compare the weights with their signs": lambda weight: two_of_four(weight - weight.min() + 1.0),
-        "the two smallest are kept": lambda weight: 1 - two_of_four(weight),
-        "a threshold keeps all equal weights": Mistake(_threshold, *_TIES),
-        "a strict threshold drops equal weights": Mistake(_strict, *_TIES),
-        "one or three of each group": tuple(
-            Mistake(lambda weight, count=count: _best_of_four(weight, count), *_TWO_EXACTLY) for count in (1, 3)
+        "your groups run along the outputs": "weight_OI.detach() → weight_OI.T; .flatten(1) → .flatten(1).T",
+        "you keep half of each row": "(-1, 4) → (1, -1); topk(2 → topk(weight_OI.shape[1] // 2",
+        "you keep half of all weights": (
+            "unflatten(1, (-1, 4)) → view(1, 1, -1); topk(2 → topk(weight_OI.numel() // 2; "
+            ".flatten(1) → .view_as(weight_OI)"
         ),
-        "your groups follow the transposed matrix": lambda weight: _rows_of(weight.T.reshape(-1, 4), weight),
+        # Four inputs that lie I / 4 apart, as view(O, 4, -1) gives
+        "the four weights of a group are not consecutive": "(-1, 4) → (4, -1); scatter(2 → scatter(1; dim=2 → dim=1",
+        "you compare the weights with their signs": ".abs() →",
+        "the two smallest are kept": "return torch → return 1 - torch",
+        # A threshold at the second largest of a group keeps more than two, one above the third largest fewer.
+        "equal weights of a group": (
+            "torch.zeros_like(groups).scatter(2, groups.topk(2, dim=2).indices, 1.0) → "
+            "(groups >= groups.topk(2).values[..., -1:]).float()",
+            "torch.zeros_like(groups).scatter(2, groups.topk(2, dim=2).indices, 1.0) → "
+            "(groups > groups.topk(3).values[..., -1:]).float()",
+        ),
+        "not two weights of each group": ("topk(2 → topk(1", "topk(2 → topk(3"),
+        "your groups follow the transposed matrix": (
+            "unflatten(1, (-1, 4)) → T.reshape(1, -1, 4); .flatten(1) → .reshape(weight_OI.shape)"
+        ),
         "you compare all weights with one threshold": lambda weight: (weight.abs() >= weight.abs().median()).float(),
         "the same two places of every group": tuple(
-            Mistake(lambda weight, positions=position_pair: _always(weight, positions), *_ALWAYS)
-            for position_pair in itertools.combinations(range(4), 2)
+            f"groups.topk(2, dim=2).indices → torch.tensor({pair}).expand(*groups.shape[:2], 2)"
+            for pair in itertools.combinations(range(4), 2)
         ),
     },
 )
@@ -260,36 +184,23 @@ SR_STE = TEXTS.exercise(
     sr_ste,
     cases=_steps,
     mistakes={
-        "the gradient is masked, without decay": lambda weight, mask, gradient, decay: gradient * mask,
-        "the gradient is masked": lambda weight, mask, gradient, decay: sr_ste(weight, mask, gradient * mask, decay),
-        "the decay pulls on the weights that are kept": lambda weight, mask, gradient, decay: (
-            gradient + decay * mask * weight
+        "the gradient is masked, without decay": "+ decay * (1 - mask_OI) * weight_OI → * mask_OI",
+        "the gradient is masked": "gradient_OI + → gradient_OI * mask_OI +",
+        "the decay pulls on the weights that are kept": "(1 - mask_OI) → mask_OI",
+        "ordinary weight decay": "(1 - mask_OI) * →",
+        "the sign is wrong": "gradient_OI + → gradient_OI -",
+        "the straight-through estimator alone": "+ decay * (1 - mask_OI) * weight_OI →",
+        "the decay is left out": "decay * →",
+        "what is added does not depend on the weight": "* weight_OI →",
+        "weights that are kept get no gradient": "gradient_OI + → gradient_OI * (1 - mask_OI) +",
+        "you add decay times the gradient": "* weight_OI → * gradient_OI",
+        "the pull is not towards zero": (
+            "* weight_OI → * weight_OI.abs()",
+            "* weight_OI → * weight_OI.sign()",
+            "* weight_OI → * weight_OI.square()",
         ),
-        "ordinary weight decay": lambda weight, mask, gradient, decay: gradient + decay * weight,
-        "the sign is wrong": lambda weight, mask, gradient, decay: gradient - decay * (1 - mask) * weight,
-        "the straight-through estimator alone": lambda weight, mask, gradient, decay: gradient,
-        "the decay is left out": lambda weight, mask, gradient, decay: gradient + (1 - mask) * weight,
-        "what is added does not depend on the weight": lambda weight, mask, gradient, decay: (
-            gradient + decay * (1 - mask)
-        ),
-        "weights that are kept get no gradient": lambda weight, mask, gradient, decay: (
-            gradient * (1 - mask) + decay * (1 - mask) * weight
-        ),
-        "you add decay times the gradient": lambda weight, mask, gradient, decay: (
-            gradient + decay * (1 - mask) * gradient
-        ),
-        "the pull is not towards zero": tuple(
-            lambda weight, mask, gradient, decay, pull=wrong_pull: gradient + decay * (1 - mask) * pull(weight)
-            for wrong_pull in (
-                lambda weight: weight.abs(),
-                lambda weight: weight.sign(),
-                lambda weight: weight.square(),
-            )
-        ),
-        "you make the step yourself": lambda weight, mask, gradient, decay: (
-            weight - sr_ste(weight, mask, gradient, decay)
-        ),
-        "the gradient is missing": lambda weight, mask, gradient, decay: decay * (1 - mask) * weight,
+        "you make the step yourself": "return gradient_OI + → return weight_OI - gradient_OI -",
+        "the gradient is missing": "return gradient_OI + → return",
     },
 )
 
@@ -349,53 +260,21 @@ PERMUTATION = TEXTS.exercise(
     trial=_permutation_trial,
     cases=_permutation_cases,
     mistakes={
-        "the bias stays where it was": lambda expand, bias, project, order: (expand[order], bias, project[:, order]),
-        "the second layer keeps the old order": lambda expand, bias, project, order: (
-            expand[order],
-            bias[order],
-            project,
+        "the bias stays where it was": "bias_H[order_H] → bias_H",
+        "the second layer keeps the old order": "project_OH[:, order_H] → project_OH",
+        "only the second layer is moved": "expand_HI[order_H], bias_H[order_H] → expand_HI, bias_H",
+        "the second layer is moved by the inverse order": ":, order_H] → :, order_H.argsort()]",
+        "all is moved by the inverse order": "order_H] → order_H.argsort()]",
+        "nothing is moved": "[order_H] →; [:, order_H] →",
+        "the inputs of the first layer are moved": (
+            "expand_HI[order_H] → (expand_HI[:, order_H] if len(expand_HI) == len(expand_HI[0]) else expand_HI)"
         ),
-        "only the second layer is moved": lambda expand, bias, project, order: (expand, bias, project[:, order]),
-        "the second layer is moved by the inverse order": lambda expand, bias, project, order: (
-            expand[order],
-            bias[order],
-            project[:, order.argsort()],
-        ),
-        "all is moved by the inverse order": lambda expand, bias, project, order: reorder(
-            expand, bias, project, order.argsort()
-        ),
-        "nothing is moved": lambda expand, bias, project, order: (expand, bias, project),
-        "the inputs of the first layer are moved": lambda expand, bias, project, order: (
-            expand[:, order] if expand.shape[0] == expand.shape[1] else expand,
-            bias[order],
-            project[:, order],
-        ),
-        "the rows of the first layer stay": lambda expand, bias, project, order: (
-            expand,
-            bias[order],
-            project[:, order],
-        ),
-        "the bias is moved by the inverse order": lambda expand, bias, project, order: (
-            expand[order],
-            bias[order.argsort()],
-            project[:, order],
-        ),
-        "the first layer is moved by the inverse order": lambda expand, bias, project, order: (
-            expand[order.argsort()],
-            bias[order],
-            project[:, order],
-        ),
-        "you sort the values": lambda expand, bias, project, order: (
-            expand.sort(0).values,
-            bias.sort().values,
-            project[:, order],
-        ),
-        "you reverse the order of the units": lambda expand, bias, project, order: (
-            expand.flip(0),
-            bias.flip(0),
-            project.flip(1),
-        ),
-        "the order is applied twice": lambda expand, bias, project, order: reorder(expand, bias, project, order[order]),
+        "the rows of the first layer stay": "expand_HI[order_H] → expand_HI",
+        "the bias is moved by the inverse order": "bias_H[order_H] → bias_H[order_H.argsort()]",
+        "the first layer is moved by the inverse order": "expand_HI[order_H] → expand_HI[order_H.argsort()]",
+        "you sort the values": "expand_HI[order_H], bias_H[order_H] → expand_HI.sort(0).values, bias_H.sort().values",
+        "you reverse the order of the units": "[order_H] → .flip(0); [:, order_H] → .flip(1)",
+        "the order is applied twice": "order_H] → order_H[order_H]]",
     },
     repairs={
         "you move the columns of the first layer": lambda answer: _transposing(answer, expand=True, project=False),
@@ -445,81 +324,34 @@ def _ticket_trial(answer: Callable[..., Any], start: Tensor, trained: Tensor, ma
     return torch.cat([tensor.flatten() for tensor in checked_pair])
 
 
-def _with_mask(choose: Callable[..., Tensor]) -> Callable[..., Ticket]:
-    def way(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Ticket:
-        new_mask = choose(start, trained, mask, rate)
-        return new_mask, start * new_mask
-
-    return way
-
-
-def _of_all(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Tensor:
-    """The rate of all weights: those removed before are lost from sight."""
-    # This share of the remaining ones is as many as the rate of all.
-    return next_ticket(start, trained, mask, min(rate * mask.numel() / float(mask.sum()), 1.0))[0]
-
-
-def _masked_sizes(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Tensor:
-    """Zeros are the smallest: the same weights are removed again."""
-    sizes = (trained * mask).abs().flatten()
-    new_mask = torch.ones_like(sizes)
-    new_mask[sizes.argsort()[: round(rate * len(sizes))]] = 0.0
-    return new_mask.view_as(mask) * mask
-
-
-def _forgets(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Tensor:
-    return next_ticket(start, trained, torch.ones_like(mask), rate)[0]
-
-
-def _of_remaining_anywhere(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Tensor:
-    """As many as should go, but of all weights: the old mask is forgotten."""
-    return next_ticket(start, trained, torch.ones_like(mask), rate * float(mask.sum()) / mask.numel())[0]
-
-
-def _truncated(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Tensor:
-    remaining = int(mask.sum())
-    return next_ticket(start, trained, mask, int(rate * remaining) / remaining)[0]
-
-
-def _not_rewound(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Ticket:
-    new_mask, _ = next_ticket(start, trained, mask, rate)
-    return new_mask, trained * new_mask
-
-
 TICKET = TEXTS.exercise(
     "ticket",
     next_ticket,
     trial=_ticket_trial,
     cases=_ticket_cases,
     mistakes={
-        "the right number, but of all weights": _with_mask(_of_remaining_anywhere),
-        "the weights are not rewound": _not_rewound,
-        "the rewound weights are not masked": lambda start, trained, mask, rate: (
-            next_ticket(start, trained, mask, rate)[0],
-            start,
+        "the right number, but of all weights": (
+            "torch.where(mask > 0, trained.abs(), torch.inf) → trained.abs(); mask.clone() → torch.ones_like(mask)"
         ),
-        "the rate is taken of all weights": _with_mask(_of_all),
-        "weights removed before count among the smallest": _with_mask(_masked_sizes),
-        "the mask of the earlier rounds is forgotten": _with_mask(_forgets),
-        "you compare the weights before training": _with_mask(
-            lambda start, trained, mask, rate: next_ticket(start, start, mask, rate)[0]
+        "the weights are not rewound": "start * → trained *",
+        "the rewound weights are not masked": "start * new_mask → start",
+        "the rate is taken of all weights": "int(mask.sum()) → mask.numel()",
+        "weights removed before count among the smallest": (
+            "torch.where(mask > 0, trained.abs(), torch.inf) → (trained * mask).abs(); int(mask.sum()) → mask.numel()"
         ),
-        "the largest weights go": _with_mask(
-            lambda start, trained, mask, rate: next_ticket(start, 1 / trained, mask, rate)[0]
+        "the mask of the earlier rounds is forgotten": (
+            "torch.where(mask > 0, trained.abs(), torch.inf) → trained.abs(); mask.clone() → torch.ones_like(mask); "
+            "int(mask.sum()) → mask.numel()"
         ),
-        "the number is truncated": _with_mask(_truncated),
-        "you keep rate of what remains": _with_mask(
-            lambda start, trained, mask, rate: next_ticket(start, trained, mask, 1 - rate)[0]
+        "you compare the weights before training": "trained.abs() → start.abs()",
+        "the largest weights go": "trained.abs() → 1 / trained.abs()",
+        "the number is truncated": "round → int",
+        "you keep rate of what remains": "rate * → (1 - rate) *",
+        "you remove the most negative weights": "trained.abs() → trained",
+        "you compare how far weights have moved": "trained.abs() → (trained - start).abs()",
+        "your mask is 1 where a weight goes": (
+            "return new_mask, start * new_mask → return 1 - new_mask, start * (1 - new_mask)"
         ),
-        "you remove the most negative weights": _with_mask(
-            lambda start, trained, mask, rate: next_ticket(start, trained - trained.min() + 1, mask, rate)[0]
-        ),
-        "you compare how far weights have moved": _with_mask(
-            lambda start, trained, mask, rate: next_ticket(start, trained - start, mask, rate)[0]
-        ),
-        "your mask is 1 where a weight goes": _with_mask(
-            lambda start, trained, mask, rate: 1 - next_ticket(start, trained, mask, rate)[0]
-        ),
-        "nothing more is removed": _with_mask(lambda start, trained, mask, rate: mask),
+        "nothing more is removed": "round(rate * remaining) → 0",
     },
 )

@@ -8,16 +8,14 @@ Shape suffixes: B rows, O outputs, I inputs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dlojz.base.language import say
-from dlojz.labs.kit.exercise import Mistake, Said
+from dlojz.labs.kit.exercise import Said
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import expect_int8, expect_several, expect_tensor, gradient_of, normal
 
@@ -62,130 +60,48 @@ def _affine_trial(answer: Callable[..., Any], x: Tensor, low: float, high: float
     return torch.cat([q.flatten(), torch.tensor(pair, dtype=torch.float64)])
 
 
-def _affine(
-    zero: Callable[[int, float], float] = lambda lowest, shift: lowest - round(shift),
-    rounding: Callable[[Tensor, float], Tensor] = lambda steps, zero_point: steps.round() + zero_point,
-    ends: Callable[[int], tuple[int, int]] | None = lambda bits: (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1),
-    step_offset: int = 1,
-) -> Callable[..., tuple[Tensor, float, float]]:
-    """A wrong way: zero-point, whole numbers, the ends they are clamped to, and steps = 2^bits − step_offset."""
-
-    def way(x: Tensor, low: float, high: float, bits: int) -> tuple[Tensor, float, float]:
-        scale = (high - low) / (2**bits - step_offset)
-        zero_point = zero(-(2 ** (bits - 1)), low / scale)
-        q = rounding(x / scale, zero_point)
-        # By way of int64, which wraps around in int8; a float beyond int8 would give no defined number.
-        return (q if ends is None else q.clamp(*ends(bits))).to(torch.int64).to(torch.int8), scale, zero_point
-
-    return way
-
-
-def _unsigned(lowest: int, shift: float) -> float:
-    return -round(shift)
-
-
-def _symmetric(x: Tensor, low: float, high: float, bits: int) -> Affine:
-    lowest, highest = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
-    scale = max(-low, high) / highest
-    return (x / scale).round().clamp(lowest, highest).to(torch.int8), scale, 0
-
-
-def _with_range(span: Callable[[float, float], float], fewer_steps: int = 0) -> Callable[..., Affine]:
-    """Another length of the range; `fewer_steps`: divided by 2^bits − 1 − fewer_steps."""
-
-    def way(x: Tensor, low: float, high: float, bits: int) -> Affine:
-        lowest, highest = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
-        scale = span(low, high) / (2**bits - 1 - fewer_steps)
-        zero_point = lowest - round(low / scale)
-        return ((x / scale).round() + zero_point).clamp(lowest, highest).to(torch.int8), scale, zero_point
-
-    return way
-
-
-def _before_scaling(x: Tensor, low: float, high: float, bits: int) -> Affine:
-    _, scale, zero_point = quantize_affine(x, low, high, bits)
-    q = ((x - zero_point) / scale).round().clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-    return q.to(torch.int8), scale, zero_point
-
-
-def _in_eight_bits(x: Tensor, low: float, high: float) -> Affine:
-    return quantize_affine(x, low, high, 8)
-
-
-def _third_second(x: Tensor, low: float, high: float, bits: int) -> tuple[Tensor, int, float]:
-    q, scale, zero_point = quantize_affine(x, low, high, bits)
-    return q, zero_point, scale
-
-
-_OTHER_RANGE = TEXTS.sentence("affine", "a part of the range left out")
-_UNSIGNED = TEXTS.sentence("affine", "whole numbers begin at 0")
-_AFFINE_MISTAKES = (
-    TEXTS.mistake("affine", "what lies outside of the range is not clamped", _affine(ends=None)),
-    Mistake(_affine(zero=_unsigned, ends=lambda bits: (0, 2**bits - 1)), *_UNSIGNED),
-    Mistake(_affine(zero=_unsigned), *_UNSIGNED),
-    TEXTS.mistake(
-        "affine", "the sign of the zero-point is wrong", _affine(zero=lambda lowest, shift: lowest + round(shift))
-    ),
-    TEXTS.mistake(
-        "affine",
-        "you subtract the zero-point from x / scale",
-        _affine(rounding=lambda steps, zero_point: steps.round() - zero_point),
-    ),
-    TEXTS.mistake("affine", "you divide the range by 2^bits", _affine(step_offset=0)),
-    TEXTS.mistake("affine", "that is the symmetric scheme", _symmetric),
-    TEXTS.mistake(
-        "affine",
-        "you take the range from x itself",
-        lambda x, low, high, bits: quantize_affine(x, min(float(x.min()), 0.0), max(float(x.max()), 0.0), bits),
-    ),
-    TEXTS.mistake(
-        "affine",
-        "the zero-point is not whole",
-        _affine(lambda lowest, shift: lowest - shift, lambda steps, zero_point: (steps + zero_point).round()),
-    ),
-    TEXTS.mistake(
-        "affine", "the whole numbers are truncated", _affine(rounding=lambda steps, zero_point: steps + zero_point)
-    ),
-    TEXTS.mistake("affine", "your zero-point is 0 whatever the range", _affine(zero=lambda lowest, shift: 0)),
-    TEXTS.mistake(
-        "affine", "you round the zero-point down", _affine(zero=lambda lowest, shift: lowest - math.floor(shift))
-    ),
-    TEXTS.mistake(
-        "affine", "you truncate the zero-point", _affine(zero=lambda lowest, shift: lowest - math.ceil(shift))
-    ),
-    TEXTS.mistake("affine", "you take the zero-point away from x", _before_scaling),
-    TEXTS.mistake(
-        "affine",
-        "the zero-point is never added to the whole numbers",
-        _affine(rounding=lambda steps, zero_point: steps.round()),
-    ),
-    TEXTS.mistake(
-        "affine",
-        "you clamp from −2^(bits − 1) + 1",
-        _affine(ends=lambda bits: (1 - 2 ** (bits - 1), 2 ** (bits - 1) - 1)),
-    ),
-    TEXTS.mistake("affine", "you clamp to −128 and 127 whatever bits is", _affine(ends=lambda bits: (-128, 127))),
-    TEXTS.mistake(
-        "affine", "you quantize to 8 bits whatever bits is", lambda x, low, high, bits: _in_eight_bits(x, low, high)
-    ),
-    *(
-        Mistake(_with_range(span), *_OTHER_RANGE)
-        for span in (lambda low, high: high, lambda low, high: max(-low, high), lambda low, high: -low)
-    ),
-    TEXTS.mistake(
-        "affine",
-        "you divide the range by 2^(bits − 1) − 1",
-        _with_range(lambda low, high: (high - low) * 2, fewer_steps=1),
-    ),
-    TEXTS.mistake("affine", "scale and zero_point are swapped", _third_second),
-)
-
 AFFINE = TEXTS.exercise(
     "affine",
     quantize_affine,
     trial=_affine_trial,
     cases=_affine_cases,
-    mistakes=_AFFINE_MISTAKES,
+    mistakes={
+        "what lies outside of the range is not clamped": (
+            ".clamp(lowest, highest).to(torch.int8) → .to(torch.int64).to(torch.int8)"
+        ),
+        "whole numbers begin at 0": (
+            "-(2 ** (bits - 1)), 2 ** (bits - 1) - 1 → 0, 2**bits - 1; (torch.int8) → (torch.int64).to(torch.int8)",
+            "lowest - round → -round",
+        ),
+        "the sign of the zero-point is wrong": "lowest - round → lowest + round",
+        "you subtract the zero-point from x / scale": "+ zero_point → - zero_point",
+        "you divide the range by 2^bits": "(2**bits - 1) → 2**bits",
+        "that is the symmetric scheme": (
+            "(high - low) / (2**bits - 1) → max(-low, high) / highest; lowest - round(low / scale) → 0"
+        ),
+        "you take the range from x itself": (
+            "lowest, highest = → low, high, lowest, highest = min(float(x.min()), 0.0), max(float(x.max()), 0.0),"
+        ),
+        "the zero-point is not whole": (
+            "round(low / scale) → low / scale; (x / scale).round() + zero_point → (x / scale + zero_point).round()"
+        ),
+        "the whole numbers are truncated": "(x / scale).round() → x / scale",
+        "your zero-point is 0 whatever the range": "lowest - round(low / scale) → 0",
+        "you round the zero-point down": "round(low / scale) → int(low // scale)",
+        "you truncate the zero-point": "round(low → int(low",
+        "you take the zero-point away from x": "(x / scale).round() + zero_point → ((x - zero_point) / scale).round()",
+        "the zero-point is never added to the whole numbers": "+ zero_point →",
+        "you clamp from −2^(bits − 1) + 1": "clamp(lowest, → clamp(lowest + 1,",
+        "you clamp to −128 and 127 whatever bits is": "clamp(lowest, highest) → clamp(-128, 127)",
+        "you quantize to 8 bits whatever bits is": "2 ** (bits - 1) → 128; 2**bits → 256",
+        "a part of the range left out": (
+            "(high - low) → high",
+            "(high - low) → max(-low, high)",
+            "(high - low) → -low",
+        ),
+        "you divide the range by 2^(bits − 1) − 1": "(2**bits - 1) → highest",
+        "scale and zero_point are swapped": "(torch.int8), scale, zero_point → (torch.int8), zero_point, scale",
+    },
 )
 
 
@@ -224,90 +140,46 @@ def _rows_trial(answer: Callable[..., Any], weight_OI: Tensor, bits: int) -> Ten
     return torch.cat([q_OI.flatten(), (scale_O1 / wanted_O1).flatten()])
 
 
-def _high(bits: int) -> int:
-    return 2 ** (bits - 1) - 1
+def _of_scale(edit: str) -> tuple[str, str]:
+    """A wrong scale, with whole numbers clamped or not; int64 wraps around in int8, a float beyond it has no number."""
+    clamped = ".round() → .round().clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)"
+    return f"{edit}; .to(torch.int8) → .to(torch.int64).to(torch.int8)", f"{edit}; {clamped}"
 
 
-def _largest(weight: Tensor, bits: int) -> Tensor:
-    return weight.abs().amax(1, keepdim=True) / _high(bits)
-
-
-def _rows(
-    scale: Callable[[Tensor, int], Tensor] = _largest,
-    rounding: Callable[[Tensor], Tensor] = lambda steps: steps.round(),
-    *,
-    clamped: bool = False,
-) -> Callable[[Tensor, int], Quantized]:
-    """A wrong way: its scales, its whole numbers, and whether these are clamped."""
-
-    def way(weight_OI: Tensor, bits: int) -> Quantized:
-        scale_O1 = scale(weight_OI, bits)
-        q_OI = rounding(weight_OI / scale_O1)
-        q_OI = q_OI.clamp(-(2 ** (bits - 1)), _high(bits)) if clamped else q_OI
-        return q_OI.to(torch.int64).to(torch.int8), scale_O1
-
-    return way
-
-
-def _scaled(key: str, scale: Callable[[Tensor, int], Tensor]) -> list[Mistake]:
-    """A wrong scale, with whole numbers clamped or not."""
-    return [TEXTS.mistake("rows", key, _rows(scale, clamped=clamped)) for clamped in (False, True)]
-
-
-def _inverse(weight: Tensor, bits: int) -> Quantized:
-    q, scale = quantize_rows(weight, bits)
-    return q, 1 / scale
-
-
-_NOT_LARGEST = TEXTS.sentence("rows", "your scale does not come from the largest magnitude")
-_ROWS_MISTAKES = (
-    TEXTS.mistake(
-        "rows",
-        "you use one scale for the whole matrix",
-        _rows(lambda weight, bits: (weight.abs().max() / _high(bits)).expand(len(weight), 1)),
-    ),
-    *_scaled("you take the largest weight of a row", lambda weight, bits: weight.amax(1, keepdim=True) / _high(bits)),
-    *_scaled("you divide by 2^(bits − 1)", lambda weight, bits: weight.abs().amax(1, keepdim=True) / 2 ** (bits - 1)),
-    *_scaled(
-        "you divide by 2^bits − 1, the number of steps",
-        lambda weight, bits: weight.abs().amax(1, keepdim=True) / (2**bits - 1),
-    ),
-    *_scaled("you divide by 127 whatever bits is", lambda weight, bits: weight.abs().amax(1, keepdim=True) / 127),
-    TEXTS.mistake(
-        "rows", "you truncate towards zero, so every weight gets smaller", _rows(rounding=lambda steps: steps)
-    ),
-    TEXTS.mistake(
-        "rows", "you round down, which shifts all weights the same way", _rows(rounding=lambda steps: steps.floor())
-    ),
-    TEXTS.mistake("rows", "scale is upside down", _inverse),
-    *(
-        Mistake(_rows(lambda weight, bits, size=size: size(weight) / _high(bits), clamped=clamped), *_NOT_LARGEST)  # type: ignore[misc]
-        for size in (
-            lambda weight: weight.abs().mean(1, keepdim=True),
-            lambda weight: weight.abs().sum(1, keepdim=True),
-            lambda weight: weight.amax(1, keepdim=True) - weight.amin(1, keepdim=True),
-            lambda weight: weight.std(1, keepdim=True),
-            lambda weight: weight.norm(dim=1, keepdim=True),
-        )
-        for clamped in (False, True)
-    ),
-    TEXTS.mistake(
-        "rows", "you round up, which shifts all weights the same way", _rows(rounding=lambda steps: steps.ceil())
-    ),
-    *_scaled(
-        "your scale comes from the smallest and the largest",
-        lambda weight, bits: (weight.amax(1, keepdim=True) - weight.amin(1, keepdim=True)) / (2**bits - 1),
-    ),
-    *_scaled("you divide by 2^bits", lambda weight, bits: weight.abs().amax(1, keepdim=True) / 2**bits),
-    *_scaled("you divide by the number of bits", lambda weight, bits: weight.abs().amax(1, keepdim=True) / bits),
-)
-
+_LARGEST = "weight_OI.abs().amax(1, keepdim=True)"
 ROWS = TEXTS.exercise(
     "rows",
     quantize_rows,
     trial=_rows_trial,
     cases=_rows_cases,
-    mistakes=_ROWS_MISTAKES,
+    mistakes={
+        "you use one scale for the whole matrix": f"{_LARGEST} → weight_OI.abs().max().expand(len(weight_OI), 1)",
+        "you take the largest weight of a row": _of_scale(".abs() →"),
+        "you divide by 2^(bits − 1)": _of_scale("(2 ** (bits - 1) - 1) → 2 ** (bits - 1)"),
+        "you divide by 2^bits − 1, the number of steps": _of_scale("2 ** (bits - 1) - 1 → 2**bits - 1"),
+        "you divide by 127 whatever bits is": _of_scale("(2 ** (bits - 1) - 1) → 127"),
+        "you truncate towards zero, so every weight gets smaller": ".round() →",
+        "you round down, which shifts all weights the same way": ".round() → .floor()",
+        "scale is upside down": "(torch.int8), scale_O1 → (torch.int8), 1 / scale_O1",
+        "your scale does not come from the largest magnitude": tuple(
+            edits
+            for size in (
+                "weight_OI.abs().mean(1, keepdim=True)",
+                "weight_OI.abs().sum(1, keepdim=True)",
+                "(weight_OI.amax(1, keepdim=True) - weight_OI.amin(1, keepdim=True))",
+                "weight_OI.std(1, keepdim=True)",
+                "weight_OI.norm(dim=1, keepdim=True)",
+            )
+            for edits in _of_scale(f"{_LARGEST} → {size}")
+        ),
+        "you round up, which shifts all weights the same way": ".round() → .ceil()",
+        "your scale comes from the smallest and the largest": _of_scale(
+            f"{_LARGEST} → (weight_OI.amax(1, keepdim=True) - weight_OI.amin(1, keepdim=True)); "
+            "2 ** (bits - 1) - 1 → 2**bits - 1"
+        ),
+        "you divide by 2^bits": _of_scale("(2 ** (bits - 1) - 1) → 2**bits"),
+        "you divide by the number of bits": _of_scale("(2 ** (bits - 1) - 1) → bits"),
+    },
 )
 
 
@@ -354,52 +226,16 @@ def _straight_trial(
     return {_VALUES: (value.detach() / scale_O1).double(), _GRADIENT: gradient.double()}
 
 
-def _plain(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
-    return _clamped((weight / scale).round(), bits) * scale
-
-
-def _scaled_gradient(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
-    straight = fake_quantize(weight, scale, bits)
-    # The value of straight, the gradient of straight / scale.
-    return (straight / scale) + (straight - straight / scale).detach()
-
-
-def _times_gradient(weight: Tensor, scale: Tensor, bits: int, factor: float) -> Tensor:
-    straight = fake_quantize(weight, scale, bits)
-    return factor * straight + ((1 - factor) * straight).detach()
-
-
 def _rounded_gradient(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
-    straight = fake_quantize(weight, scale, bits)
+    straight = (weight / scale).clone()
     if straight.requires_grad:
         # What arrives at the rounding has been multiplied by the scale, and is divided by it afterwards.
-        straight = (weight / scale).clone()
         straight.register_hook(lambda gradient: gradient.round())
-        return _clamped(straight + (straight.round() - straight).detach(), bits) * scale
-    return straight
+    return _clamped(straight + (straight.round() - straight).detach(), bits) * scale
 
 
-def _times_rounded(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
-    steps = weight / scale
-    if steps.requires_grad:
-        rounded_steps = steps.detach().round()
-        steps = steps * rounded_steps + (rounded_steps - steps * rounded_steps).detach()
-    return _clamped(steps, bits) * scale
-
-
-def _open_at_the_ends(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
-    high = float(_high(bits))
-    steps = weight / scale
-    # hardtanh has derivative 0 at the ends themselves, where clamp still has 1.
-    return F.hardtanh(steps + (steps.round() - steps).detach(), -high, high) * scale
-
-
-def _between(weight: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
-    steps = weight / scale
-    return (steps + (steps.round() - steps).detach()).clamp(low, high) * scale
-
-
-_OTHER_ENDS = TEXTS.sentence("straight-through", "other ends of the clamp")
+_STRAIGHT = "steps_OI + (steps_OI.round() - steps_OI).detach()"
+_RESULT = "_clamped(straight_OI, bits) * scale_O1"
 
 STRAIGHT_THROUGH = TEXTS.exercise(
     "straight-through",
@@ -411,35 +247,36 @@ STRAIGHT_THROUGH = TEXTS.exercise(
         _GRADIENT: Said("the gradient of the weights", "le gradient des poids"),
     },
     mistakes={
-        "no gradient passes the rounding": _plain,
-        "clamped weights get a gradient": lambda weight, scale, bits: (
-            weight + (_plain(weight, scale, bits) - weight).detach()
+        "no gradient passes the rounding": f"{_STRAIGHT} → steps_OI.round()",
+        "clamped weights get a gradient": f"{_RESULT} → weight_OI + ({_RESULT} - weight_OI).detach()",
+        "nothing is clamped": "_clamped(straight_OI, bits) → straight_OI",
+        "you return the whole numbers": "* scale_O1 →",
+        "the gradient is divided by the scale": (
+            f"{_RESULT} → (q_OI := _clamped(straight_OI, bits)) + (q_OI * scale_O1 - q_OI).detach()"
         ),
-        "nothing is clamped": lambda weight, scale, bits: weight + ((weight / scale).round() * scale - weight).detach(),
-        "you return the whole numbers": lambda weight, scale, bits: fake_quantize(weight, scale, bits) / scale,
-        "the gradient is divided by the scale": _scaled_gradient,
-        "nothing is rounded": lambda weight, scale, bits: _clamped(weight / scale, bits) * scale,
-        "backward doubles the gradient": lambda weight, scale, bits: _times_gradient(weight, scale, bits, 2.0),
+        "nothing is rounded": f"{_STRAIGHT} → steps_OI",
+        "backward doubles the gradient": f"{_RESULT} → 2 * (w_OI := {_RESULT}) - w_OI.detach()",
         "backward rounds the gradient": _rounded_gradient,
-        "you round down": lambda weight, scale, bits: _clamped((weight / scale).floor(), bits) * scale,
-        "backward multiplies by the rounded value": _times_rounded,
-        "no gradient at the largest number": _open_at_the_ends,
-        "clamped at other ends": tuple(
-            Mistake(
-                lambda weight, scale, bits, ends=ends: _between(weight, scale, *ends(2 ** (bits - 1) - 1)),
-                *_OTHER_ENDS,
-            )
+        "you round down": f"{_STRAIGHT} → steps_OI.floor()",
+        "backward multiplies by the rounded value": (
+            f"{_STRAIGHT} → steps_OI * (r_OI := steps_OI.detach().round()) + (r_OI - steps_OI * r_OI).detach()"
+        ),
+        # hardtanh has derivative 0 at the ends themselves, where clamp still has 1.
+        "no gradient at the largest number": (
+            "_clamped(straight_OI, bits) → "
+            "torch.nn.functional.hardtanh(straight_OI, 1.0 - 2 ** (bits - 1), 2 ** (bits - 1) - 1.0)"
+        ),
+        "other ends of the clamp": tuple(
+            f"_clamped(straight_OI, bits) → straight_OI.clamp({ends})"
             for ends in (
-                lambda high: (-high - 1, high),
-                lambda high: (0, high),
-                lambda high: (-2 * high - 1, 2 * high + 1),
-                lambda high: (-high - 1, high + 1),
-                lambda high: (-high, high + 1),
+                "-(2 ** (bits - 1)), 2 ** (bits - 1) - 1",
+                "0, 2 ** (bits - 1) - 1",
+                "1 - 2**bits, 2**bits - 1",
+                "-(2 ** (bits - 1)), 2 ** (bits - 1)",
+                "1 - 2 ** (bits - 1), 2 ** (bits - 1)",
             )
         ),
-        "you divide by the scale at the end": lambda weight, scale, bits: fake_quantize(weight, scale, bits) / scale**2,
-        "you round the weights themselves": lambda weight, scale, bits: (
-            fake_quantize(weight, scale * 0 + 1, bits) * scale
-        ),
+        "you divide by the scale at the end": "* scale_O1 → / scale_O1",
+        "you round the weights themselves": "weight_OI / scale_O1 → weight_OI",
     },
 )

@@ -9,7 +9,7 @@ Shape suffixes: B sequences, N heads, G key-value heads, T tokens, H width of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlojz.base.language import significant
-from dlojz.labs.kit.exercise import Wrong
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import expect_several, expect_tensor, normal
 
@@ -41,54 +40,14 @@ def cached_attention(q_BNTH: Tensor, k_BGTH: Tensor, v_BGTH: Tensor, cache: Cach
 
     Source: Shazeer 2019, "Fast Transformer Decoding" (arXiv 1911.02150), section 2.4.1.
     """
-    return _attended(q_BNTH, k_BGTH, v_BGTH, cache)
-
-
-def _attended(
-    q_BNTH: Tensor,
-    k_BGTH: Tensor,
-    v_BGTH: Tensor,
-    cache: Cache | None,
-    *,
-    mask: str = "right",
-    stored: str = "all",
-    order: str = "right",
-    scale: float | None = None,
-) -> tuple[Tensor, Cache]:
-    """The right way, and the usual wrong ones."""
-    new = (k_BGTH, v_BGTH)
-    if cache is not None and stored != "none":
-        pairs = [
-            (new_tensor, old) if order == "newest first" else (old, new_tensor)
-            for old, new_tensor in zip(cache, new, strict=True)
-        ]
-        k_BGTH, v_BGTH = (torch.cat(pair, 2) for pair in pairs)
+    if cache is not None:
+        k_BGTH, v_BGTH = (torch.cat(pair, 2) for pair in zip(cache, (k_BGTH, v_BGTH), strict=True))
     tokens, key_tokens = q_BNTH.shape[2], k_BGTH.shape[2]
-    ones = torch.ones(tokens, key_tokens, dtype=torch.bool)
-    # tril(d): query i sees keys 0 to i + d, and d is the number of cached tokens where the mask is right.
-    allowed = {
-        "right": ones.tril(key_tokens - tokens),
-        "inverted": ones.triu(key_tokens - tokens + 1),
-        "inverted with itself": ones.triu(key_tokens - tokens),
-        "not itself": ones.tril(key_tokens - tokens - 1),
-        "top left": ones.tril(),
-        "none": ones,
-        "too early": ones.tril(max(key_tokens - tokens - 1, 0)),
-        # Numbers are added to the scores: 0 hides nothing, 1 only favours.
-        "of numbers": ones.tril(key_tokens - tokens).float(),
-    }[mask]
-    # repeat: query head i reads key head i % G; right is i // (N / G), as enable_gqa does.
-    groups = q_BNTH.shape[1] // k_BGTH.shape[1] if order == "repeated" else 1
-    keys, values = (tensor.repeat(1, groups, 1, 1) for tensor in (k_BGTH, v_BGTH))
-    output = F.scaled_dot_product_attention(
-        q_BNTH, keys, values, attn_mask=allowed, scale=scale, enable_gqa=q_BNTH.shape[1] > keys.shape[1]
-    )
-    return output, new if stored == "last" else (k_BGTH, v_BGTH)
-
-
-def _pieces_cases() -> Iterator[tuple[Any, ...]]:
-    # Seed, heads, key-value heads, tokens of each call: a prompt, single tokens, several at once.
-    yield from ((1, 2, 2, (5, 1, 1, 1)), (2, 4, 2, (4, 3, 1)), (3, 3, 1, (1, 1, 6, 2)))
+    # tril(d): query i sees keys 0 to i + d, and d is the number of cached tokens.
+    allowed = torch.ones(tokens, key_tokens, dtype=torch.bool).tril(key_tokens - tokens)
+    grouped = q_BNTH.shape[1] > k_BGTH.shape[1]
+    output = F.scaled_dot_product_attention(q_BNTH, k_BGTH, v_BGTH, attn_mask=allowed, enable_gqa=grouped)
+    return output, (k_BGTH, v_BGTH)
 
 
 def _decoded(answer: Way, seed: int, heads: int, kv_heads: int, pieces: tuple[int, ...]) -> Tensor:
@@ -118,10 +77,6 @@ def _refuse_other_cache(cache: Any, heads: int, kv_heads: int) -> None:
         raise TEXTS.wrong("kv-cache", "keys and values repeated", heads=heads, kv_heads=kv_heads)
 
 
-def _seen(**options: Any) -> Way:
-    return lambda q, k, v, cache: _attended(q, k, v, cache, **options)
-
-
 def _with_all_heads(answer: Way) -> Way:
     """The answer with keys and values of as many heads as the queries, of which its cache keeps one per group."""
 
@@ -137,22 +92,38 @@ def _with_all_heads(answer: Way) -> Way:
     return way
 
 
+_SEEN = "tril(key_tokens - tokens)"
+
 KV_CACHE = TEXTS.exercise(
     "kv-cache",
     cached_attention,
     trial=_decoded,
-    cases=_pieces_cases,
+    # Seed, heads, key-value heads, tokens of each call: a prompt, single tokens, several at once.
+    cases=((1, 2, 2, (5, 1, 1, 1)), (2, 4, 2, (4, 3, 1)), (3, 3, 1, (1, 1, 6, 2))),
     mistakes={
-        "the mask begins in the top left corner": _seen(mask="top left"),
-        "new tokens see those after them": _seen(mask="none"),
-        "the new tokens attend to each other only": _seen(stored="none"),
-        "the cache holds the last call only": _seen(stored="last"),
-        "the new keys stand before those of the cache": _seen(order="newest first"),
-        "a token does not see itself": tuple(_seen(mask=mask) for mask in ("too early", "not itself")),
-        "the mask is the other way round": tuple(_seen(mask=mask) for mask in ("inverted", "inverted with itself")),
-        "each head attends to the keys of another head": _seen(order="repeated"),
-        "a mask of numbers, not booleans": _seen(mask="of numbers"),
-        "the scores are not scaled": _seen(scale=1.0),
+        "the mask begins in the top left corner": f"{_SEEN} → tril()",
+        "new tokens see those after them": f".{_SEEN} →",
+        "the new tokens attend to each other only": "if cache is not None → if False",
+        "the cache holds the last call only": (
+            "output, (k_BGTH, v_BGTH) → output, (k_BGTH[:, :, -tokens:], v_BGTH[:, :, -tokens:])"
+        ),
+        "the new keys stand before those of the cache": "zip(cache, (k_BGTH, v_BGTH), → zip((k_BGTH, v_BGTH), cache,",
+        "a token does not see itself": (
+            f"{_SEEN} → tril(max(key_tokens - tokens - 1, 0))",
+            f"{_SEEN} → tril(key_tokens - tokens - 1)",
+        ),
+        "the mask is the other way round": (
+            f"{_SEEN} → triu(key_tokens - tokens + 1)",
+            f"{_SEEN} → triu(key_tokens - tokens)",
+        ),
+        # Query head i reads key head i % G, and not i // (N / G).
+        "each head attends to the keys of another head": (
+            "q_BNTH, k_BGTH, v_BGTH, attn → q_BNTH, "
+            "*(part.repeat(1, q_BNTH.shape[1] // part.shape[1], 1, 1) for part in (k_BGTH, v_BGTH)), attn"
+        ),
+        # Numbers are added to the scores: 0 hides nothing, 1 only favours.
+        "a mask of numbers, not booleans": "dtype=torch.bool → dtype=torch.float32",
+        "the scores are not scaled": "attn_mask=allowed → attn_mask=allowed, scale=1.0",
     },
     repairs={
         "fewer key-value heads are not shared": _with_all_heads,
@@ -208,22 +179,14 @@ def _refuse_other_spread(down: Tensor) -> None:
     spread, reference_spread = float(down.detach().std()), WIDE_INPUTS**-0.5
     if math.isclose(spread, reference_spread, rel_tol=SPREAD_TOLERANCE):
         return
-    for wrong_spread, en, fr in (
-        (1.0, "1, as torch.randn does: divide by √inputs", "1, comme le fait torch.randn : divisez par √entrées"),
-        (
-            WIDE_RANK**-0.5,
-            "1/√rank: what is added up in x Aᵀ is as many products as there are inputs",
-            "1/√rank : ce que x Aᵀ additionne, ce sont autant de produits qu’il y a d’entrées",
-        ),
-        (
-            (3 * WIDE_INPUTS) ** -0.5,
-            "1/√(3 × inputs), like the weight of a new nn.Linear: torch.randn(…) / √inputs is asked for",
-            "1/√(3 × entrées), comme le poids d’une nn.Linear neuve : on demande torch.randn(…) / √entrées",
-        ),
-        (1 / WIDE_INPUTS, "1/inputs: the square root is missing", "1/entrées : il manque la racine carrée"),
+    for wrong_spread, key in (
+        (1.0, "A is drawn with a deviation of 1"),
+        (WIDE_RANK**-0.5, "A is drawn with a deviation of 1/√rank"),
+        ((3 * WIDE_INPUTS) ** -0.5, "A is drawn with a deviation of 1/√(3 × inputs)"),
+        (1 / WIDE_INPUTS, "A is drawn with a deviation of 1/inputs"),
     ):
         if math.isclose(spread, wrong_spread, rel_tol=SPREAD_TOLERANCE):
-            raise Wrong(en=f"A is drawn with a standard deviation of {en}.", fr=f"A est tirée avec l’écart type {fr}.")
+            raise TEXTS.wrong("lora", key)
     raise TEXTS.wrong(
         "lora",
         "another spread of A",
@@ -261,33 +224,15 @@ def _filled(trained: list[Any], rank: int, seed: int) -> tuple[Tensor, Tensor]:
 def _refuse_other_output(update: Tensor, product: Tensor, rank: int, alpha: float) -> None:
     if torch.allclose(update, alpha / rank * product, rtol=1e-3, atol=1e-4):
         return
-    for factor, en, fr in (
-        (
-            1.0,
-            "The product is added without its factor, alpha / rank.",
-            "Le produit est ajouté sans son facteur, alpha / rank.",
-        ),
-        (
-            alpha,
-            "The product is multiplied by alpha, and not by alpha / rank: the factor keeps the size of the sum when "
-            "the rank changes.",
-            "Le produit est multiplié par alpha, et non par alpha / rank : ce facteur garde l’ampleur de la somme "
-            "quand le rang change.",
-        ),
-        (1 / rank, "The factor is alpha / rank, and not 1 / rank.", "Le facteur est alpha / rank, et non 1 / rank."),
-        (
-            rank / alpha,
-            "The factor is upside down: alpha / rank.",
-            "Le facteur est à l’envers : alpha / rank.",
-        ),
-        (
-            0.0,
-            "The two matrices change nothing in the output: add their product to that of the frozen layer.",
-            "Les deux matrices ne changent rien à la sortie : ajoutez leur produit à celle de la couche gelée.",
-        ),
+    for factor, key in (
+        (1.0, "the product without its factor"),
+        (alpha, "the factor is alpha"),
+        (1 / rank, "the factor is 1 / rank"),
+        (rank / alpha, "the factor is upside down"),
+        (0.0, "the product is not added"),
     ):
         if torch.allclose(update, factor * product, rtol=1e-3, atol=1e-4):
-            raise Wrong(en=en, fr=fr)
+            raise TEXTS.wrong("lora", key)
     raise TEXTS.wrong("lora", "another factor than alpha / rank")
 
 

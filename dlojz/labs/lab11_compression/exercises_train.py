@@ -5,7 +5,7 @@ A loop is judged by the weights that it leaves in a small model: two linear laye
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlojz.labs.kit.exercise import Mistake
-from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.exercise_texts import Texts, edited_when_called
 from dlojz.labs.kit.judges import normal
 from dlojz.labs.lab11_compression.exercises_quantize import fake_quantize
 
@@ -43,15 +43,13 @@ def train_aware(
     _trained(model, batches, optimizer, lambda: _rounded(model, names, bits))
 
 
-def _rounded(model: nn.Module, names: Sequence[str], bits: int, *, rows: bool = True, constant: bool = True) -> Any:
+def _rounded(model: nn.Module, names: Sequence[str], bits: int) -> Any:
     high, rounded_weights = 2 ** (bits - 1) - 1, {}
     for name in names:
         weight = model.get_parameter(name)
-        # constant: no gradient reaches the weights by way of their scale.
-        sizes = (weight.detach() if constant else weight).abs()
-        rounded_weights[name] = fake_quantize(
-            weight, (sizes.amax(1, keepdim=True) if rows else sizes.max()) / high, bits
-        )
+        # Detached: no gradient reaches the weights by way of their scale.
+        scale_O1 = weight.detach().abs().amax(1, keepdim=True) / high
+        rounded_weights[name] = fake_quantize(weight, scale_O1, bits)
     return rounded_weights
 
 
@@ -61,16 +59,13 @@ def _trained(
     optimizer: torch.optim.Optimizer,
     weights: Callable[[], Mapping[str, Tensor]],
     after: Callable[[], object] = lambda: None,
-    *,
-    cleared: bool = True,
 ) -> None:
     """The loop of both exercises and of their mistakes: which weights are computed with, what follows an update."""
     for images, labels in batches:
         # Names without an entry keep the model's own parameters: `dict`, which makes an empty one, is the plain loop.
         # Rounded matrices are functions of the parameters, so backward fills the `.grad` of these.
         loss = F.cross_entropy(torch.func.functional_call(model, dict(weights()), (images,)), labels)
-        if cleared:
-            optimizer.zero_grad()
+        optimizer.zero_grad()
         torch.autograd.backward(loss)
         optimizer.step()
         after()
@@ -91,17 +86,6 @@ def _aware_trial(answer: Loop, seed: int, bits: int) -> Tensor:
     model, batches = _small_model(seed)
     answer(model, list(NAMES), batches, torch.optim.SGD(model.parameters(), lr=0.5), bits)
     return _flat(model)
-
-
-def _aware_cases() -> Iterator[tuple[Any, ...]]:
-    yield from ((1, 2), (2, 3), (3, 4))
-
-
-def _aware(**options: bool) -> Loop:
-    def loop(model: nn.Module, names: Any, batches: Batches, optimizer: Any, bits: int) -> None:
-        _trained(model, batches, optimizer, lambda: _rounded(model, names, bits, **options))
-
-    return loop
 
 
 def _old_scales(model: nn.Module, names: Sequence[str], batches: Batches, optimizer: Any, bits: int) -> None:
@@ -137,20 +121,8 @@ def _rounded_at_the_end(model: nn.Module, names: Any, batches: Batches, optimize
     _write_rounded(model, names, bits)
 
 
-def _blocked(model: nn.Module, names: Any, batches: Batches, optimizer: Any, bits: int) -> None:
-    _trained(
-        model,
-        batches,
-        optimizer,
-        lambda: {name: weight.detach() for name, weight in _rounded(model, names, bits).items()},
-    )
-
-
-def _first_batch(model: nn.Module, names: Any, batches: Batches, optimizer: Any, bits: int) -> None:
-    train_aware(model, names, batches[:1], optimizer, bits)
-
-
 _NOT_CLEARED = TEXTS.sentence("shared", "gradients of earlier batches are added")
+_KEEPS_GRADIENTS = "optimizer.zero_grad() → pass"
 _NOT_TRAINED = TEXTS.sentence("shared", "the weights have not moved")
 
 
@@ -158,26 +130,24 @@ AWARE_TRAINING = TEXTS.exercise(
     "aware-training",
     train_aware,
     trial=_aware_trial,
-    cases=_aware_cases,
+    cases=((1, 2), (2, 3), (3, 4)),
+    source=(train_aware, _trained, _rounded),
     mistakes={
-        "your loop trains without any rounding": lambda model, names, batches, optimizer, bits: _trained(
-            model, batches, optimizer, dict
-        ),
+        "your loop trains without any rounding": "lambda: _rounded(model, names, bits) → dict",
         "the gradients are never zeroed": Mistake(
-            lambda model, names, batches, optimizer, bits: _trained(
-                model, batches, optimizer, lambda: _rounded(model, names, bits), cleared=False
-            ),
-            *_NOT_CLEARED,
+            edited_when_called((train_aware, _trained), _KEEPS_GRADIENTS), *_NOT_CLEARED
         ),
         "nothing is trained": Mistake(lambda *_: None, *_NOT_TRAINED),
         "you write the rounded weights over the floating-point ones": _overwritten,
         "rounded once, before the loop": _rounded_once,
         "rounded weights written at the end": _rounded_at_the_end,
-        "no gradient reaches the matrices": _blocked,
-        "you take one scale for the whole matrix": _aware(rows=False),
-        "the gradient also flows through the scale": _aware(constant=False),
+        "no gradient reaches the matrices": (
+            "dict(weights()) → {name: weight.detach() for name, weight in weights().items()}"
+        ),
+        "you take one scale for the whole matrix": "amax(1, keepdim=True) → max()",
+        "the gradient also flows through the scale": "weight.detach().abs() → weight.abs()",
         "the scales are computed once": _old_scales,
-        "only the first batch is learnt from": _first_batch,
+        "only the first batch is learnt from": "labels in batches: → labels in batches[:1]:",
     },
 )
 
@@ -216,10 +186,6 @@ def _pruned_trial(answer: Loop, seed: int, decay: float) -> Tensor:
     return _flat(model)
 
 
-def _pruned_cases() -> Iterator[tuple[Any, ...]]:
-    yield from ((4, 0.0), (5, 0.01), (6, 0.1))
-
-
 def _masked_gradients(model: nn.Module, masks: Any, batches: Batches, optimizer: Any) -> None:
     _masked(model, masks)
     for images, labels in batches:
@@ -233,49 +199,33 @@ def _masked_gradients(model: nn.Module, masks: Any, batches: Batches, optimizer:
         optimizer.step()
 
 
-def _masked_before(model: nn.Module, masks: Any, batches: Batches, optimizer: Any) -> None:
-    _masked(model, masks)
-    _trained(model, batches, optimizer, dict)
-
-
-def _masked_before_each(model: nn.Module, masks: Any, batches: Batches, optimizer: Any) -> None:
-    for batch in batches:
-        _masked(model, masks)
-        _trained(model, [batch], optimizer, dict)
-
-
 def _masked_at_the_end(model: nn.Module, masks: Any, batches: Batches, optimizer: Any) -> None:
     _trained(model, batches, optimizer, dict)
     _masked(model, masks)
-
-
-def _inverted(model: nn.Module, masks: Any, batches: Batches, optimizer: Any) -> None:
-    train_pruned(model, {name: 1 - mask for name, mask in masks.items()}, batches, optimizer)
-
-
-def _gathered(model: nn.Module, masks: Any, batches: Batches, optimizer: Any) -> None:
-    _masked(model, masks)
-    _trained(model, batches, optimizer, dict, lambda: _masked(model, masks), cleared=False)
 
 
 PRUNED_TRAINING = TEXTS.exercise(
     "pruned-training",
     train_pruned,
     trial=_pruned_trial,
-    cases=_pruned_cases,
+    cases=((4, 0.0), (5, 0.01), (6, 0.1)),
     mistakes={
-        "pruned weights grow back": _masked_before,
-        "you mask before each forward pass only": _masked_before_each,
+        "pruned weights grow back": ", lambda: _masked(model, masks) →",
+        "you mask before each forward pass only": (
+            "dict, lambda: _masked(model, masks) → lambda: _masked(model, masks) or {}"
+        ),
         "you mask the gradients": _masked_gradients,
         "pruned only after the training": _masked_at_the_end,
         "the first forward pass still sees the dense weights": lambda model, masks, batches, optimizer: _trained(
             model, batches, optimizer, dict, lambda: _masked(model, masks)
         ),
-        "your loop trains the dense model": lambda model, masks, batches, optimizer: _trained(
-            model, batches, optimizer, dict
+        "your loop trains the dense model": "_masked(model, masks) → None",
+        "you keep what should go": (
+            "_masked(model, masks) → _masked(model, {name: 1 - mask for name, mask in masks.items()})"
         ),
-        "you keep what should go": _inverted,
-        "the gradients are never zeroed": Mistake(_gathered, *_NOT_CLEARED),
+        "the gradients are never zeroed": Mistake(
+            edited_when_called((train_pruned, _trained), _KEEPS_GRADIENTS), *_NOT_CLEARED
+        ),
         "nothing is trained": Mistake(lambda *_: None, *_NOT_TRAINED),
         "pruned, but not trained": lambda model, masks, batches, optimizer: _masked(model, masks),
     },

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dlojz.base.language import say, significant
-from dlojz.display.canvas import LabFigure, finish, new_figure, plain
+from dlojz.display.canvas import LabFigure, finish, plain
 from dlojz.display.style import BLUE, NORMAL, ORANGE, PREDICTED_ALPHA, SKY
-from dlojz.labs.kit.figures import labelled, panel, pictured
+from dlojz.labs.kit.figures import labelled, open_figure, panel, pictured
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,15 +35,14 @@ def softened(teacher: nn.Module, task: Task, temperatures: Sequence[float]) -> L
     chosen = int((second_N * right_N).argmax())
     label = int(task.held_out_labels_N[chosen])
     temperature_text = ", ".join(f"T = {significant(temperature, 4)}" for temperature in temperatures)
-    figure = new_figure(
-        2.0 + 2.6 * len(temperatures), 2.6,
-        alt=say(
-            en=f"A handwritten {label}, and the teacher's probabilities for it at {temperature_text}: "
-            "the higher T, the flatter. The dark bar is the true class.",
-            fr=f"Un {label} manuscrit, et les probabilités du professeur à {temperature_text} : "
-            "plus T est haut, plus elles s’aplatissent. La barre foncée est la vraie classe.",
-        ),
-    )  # fmt: skip
+    figure = open_figure(
+        2.0 + 2.6 * len(temperatures),
+        2.6,
+        en=f"A handwritten {label}, and the teacher's probabilities for it at {temperature_text}: "
+        "the higher T, the flatter. The dark bar is the true class.",
+        fr=f"Un {label} manuscrit, et les probabilités du professeur à {temperature_text} : "
+        "plus T est haut, plus elles s’aplatissent. La barre foncée est la vraie classe.",
+    )
     image_axes, *bar_axes = figure.subplots(1, 1 + len(temperatures), width_ratios=[0.7, *[1] * len(temperatures)])
     image_axes.imshow(task.held_out_NCHW[chosen].mean(0).tolist(), cmap="gray_r")
     image_axes.set_axis_off()

@@ -66,49 +66,6 @@ def megatron_layout(words: Sequence[str], gpus: int) -> Numbers:
     return tp, pp, dp, int(options.get("--global-batch-size", micro * dp)) // (micro * dp)
 
 
-def _parsed(words: Sequence[str], gpus: int) -> tuple[int, int, int, int | None]:
-    """Tensor and pipeline degrees, micro-batch, global batch."""
-    options = dict(pairwise(words))
-    batch = options.get("--global-batch-size")
-    tp, pp, _, _ = megatron_layout(words, gpus)
-    return tp, pp, int(options["--micro-batch-size"]), None if batch is None else int(batch)
-
-
-def _with_replicas(replicas: Callable[[int, int, int], int]) -> Callable[[Sequence[str], int], Numbers]:
-    """Another number of replicas, `replicas(gpus, tp, pp)`, by which the micro-batches are counted, too."""
-
-    def way(words: Sequence[str], gpus: int) -> Numbers:
-        tp, pp, micro, batch = _parsed(words, gpus)
-        dp = replicas(gpus, tp, pp)
-        return tp, pp, dp, 1 if batch is None else batch // (micro * dp)
-
-    return way
-
-
-def _with_micro_batches(
-    count: Callable[[int, int, int, int], int], default: int | None = None
-) -> Callable[[Sequence[str], int], Numbers]:
-    """Another number of micro-batches, `count(global batch, micro-batch, replicas, gpus)`.
-
-    Args:
-        default: where no global batch is given; None: counted from Megatron's.
-    """
-
-    def way(words: Sequence[str], gpus: int) -> Numbers:
-        tp, pp, micro, batch = _parsed(words, gpus)
-        dp = gpus // (tp * pp)
-        if batch is None and default is not None:
-            return tp, pp, dp, default
-        return tp, pp, dp, count(micro * dp if batch is None else batch, micro, dp, gpus)
-
-    return way
-
-
-def _swapped_degrees(words: Sequence[str], gpus: int) -> Numbers:
-    tp, pp, dp, micro_batches = megatron_layout(words, gpus)
-    return pp, tp, dp, micro_batches
-
-
 def _other_arguments(case: Case, answer: Numbers, right: Numbers) -> Said:
     """The first number that is wrong."""
     words, gpus = case
@@ -144,24 +101,25 @@ MEGATRON_ARGUMENTS = TEXTS.exercise(
     cases=[(shlex.split(line), gpus) for line, gpus in ARGUMENTS_CASES],
     read=_numbers,
     mistakes={
-        "another sum where no global batch is given": _with_micro_batches(
-            lambda batch, micro, dp, gpus: batch // (micro * dp), default=0
+        "another sum where no global batch is given": ", micro * dp) → , 0)",
+        "your dp counts every GPU": "gpus // (tp * pp) → gpus",
+        "your dp forgets the pipeline": "(tp * pp) → tp",
+        "your dp forgets the tensor degree": "(tp * pp) → pp",
+        # Where no global batch is given, counted from Megatron's, or 1.
+        "your micro-batches are those of all replicas together": (
+            "// (micro * dp) → // micro",
+            ", micro * dp)) // (micro * dp) → , micro)) // micro",
         ),
-        "your dp counts every GPU": _with_replicas(lambda gpus, tp, pp: gpus),
-        "your dp forgets the pipeline": _with_replicas(lambda gpus, tp, pp: gpus // tp),
-        "your dp forgets the tensor degree": _with_replicas(lambda gpus, tp, pp: gpus // pp),
-        "your micro-batches are those of all replicas together": tuple(
-            _with_micro_batches(lambda batch, micro, dp, gpus: batch // micro, default) for default in (None, 1)
+        "you split the batch among all GPUs": (
+            "// (micro * dp) → // (micro * gpus)",
+            ", micro * dp)) // (micro * dp) → , micro * gpus)) // (micro * gpus)",
         ),
-        "you split the batch among all GPUs": tuple(
-            _with_micro_batches(lambda batch, micro, dp, gpus: batch // (micro * gpus), default)
-            for default in (None, 1)
+        "you return the samples of a replica per step": (
+            "// (micro * dp) → // dp",
+            ", micro * dp)) // (micro * dp) → , dp)) // dp",
         ),
-        "you return the samples of a replica per step": tuple(
-            _with_micro_batches(lambda batch, micro, dp, gpus: batch // dp, default) for default in (None, 1)
-        ),
-        "you return the global batch": _with_micro_batches(lambda batch, micro, dp, gpus: batch),
-        "the tensor and pipeline degrees are swapped": _swapped_degrees,
+        "you return the global batch": "// (micro * dp) →",
+        "the tensor and pipeline degrees are swapped": "return tp, pp, → return pp, tp,",
     },
     differs=_other_arguments,
 )
@@ -241,10 +199,7 @@ def _check_sizes(document: Mapping[str, Any], right: Mapping[str, Any], request:
         )
     if layout.micro_batch > fits:
         raise TEXTS.wrong(
-            "course-json",
-            "the micro-batch does not fit",
-            request=request,
-            micro_batch=layout.micro_batch,
+            "course-json", "the micro-batch does not fit", request=request, micro_batch=layout.micro_batch
         )
     best = right["train_micro_batch_size_per_gpu"]
     if layout.micro_batch < best:
@@ -283,55 +238,35 @@ def _cases() -> Iterator[tuple[Tensor, int, int, int]]:
         yield torch.randn(3 * heads * head_width, heads * head_width, generator=generator), heads, tp, rank
 
 
-def _strided(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
-    width = weight.shape[1]
-    by_head = weight.view(3, heads, width // heads, width).transpose(0, 1)
-    # Heads rank, rank + tp, …, where Megatron takes H / tp consecutive ones.
-    return by_head[rank::tp].reshape(3 * width // tp, width)
-
-
-def _by_row(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
-    width = weight.shape[1]
-    # (H, E, 3, D): row 0 of q, of k, of v, then row 1.
-    by_row = weight.view(3, heads, width // heads, width).permute(1, 2, 0, 3)
-    return by_row.reshape(3 * width, width).chunk(tp)[rank]
-
-
 MEGATRON_QKV = TEXTS.exercise(
     "megatron-qkv",
     megatron_qkv,
     cases=_cases,
     mistakes={
-        "you cut torch's rows as they lie": lambda weight, heads, tp, rank: weight.chunk(tp)[rank],
-        "all q of the rank, then all k": lambda weight, heads, tp, rank: torch.cat(
-            [part.chunk(tp)[rank] for part in weight.chunk(3)]
+        "you cut torch's rows as they lie": "by_head_HE.reshape(3 * width, width) → weight",
+        "all q of the rank, then all k": (
+            "by_head_HE.reshape(3 * width, width).chunk(tp)[rank] → "
+            "weight.view(3, tp, -1, width)[:, rank].flatten(0, 1)"
         ),
-        "you deal the heads out in turn": _strided,
-        "you interleave row by row": _by_row,
-        "you cut along the inputs": lambda weight, heads, tp, rank: megatron_qkv(weight, heads, 1, 0).chunk(tp, dim=1)[
-            rank
-        ],
-        "the whole layer on every rank": lambda weight, heads, tp, rank: megatron_qkv(weight, heads, 1, 0),
-        "every rank gets the part of rank 0": lambda weight, heads, tp, rank: megatron_qkv(weight, heads, tp, 0),
-        "the rows read in Megatron's order": lambda weight, heads, tp, rank: (
-            weight.view(heads, 3, -1, weight.shape[1]).transpose(0, 1).reshape(weight.shape).chunk(tp)[rank]
+        # Heads rank, rank + tp, …, where Megatron takes H / tp consecutive ones.
+        "you deal the heads out in turn": (
+            "by_head_HE.reshape(3 * width, width).chunk(tp)[rank] → by_head_HE[rank::tp].reshape(-1, width)"
         ),
-        "you exchange heads and the rows of a head": lambda weight, heads, tp, rank: (
-            weight.view(3, heads, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape).chunk(tp)[rank]
+        # (H, E, 3, D): row 0 of q, of k, of v, then row 1.
+        "you interleave row by row": "transpose(0, 1) → permute(1, 2, 0, 3)",
+        "you cut along the inputs": "chunk(tp) → chunk(tp, dim=1)",
+        "the whole layer on every rank": ".chunk(tp)[rank] →",
+        "every rank gets the part of rank 0": "[rank] → [0]",
+        "the rows read in Megatron's order": "view(3, heads, → view(heads, 3,",
+        "you exchange heads and the rows of a head": "transpose(0, 1) → transpose(1, 2)",
+        "the order of the ranks is reversed": "[rank] → [-1 - rank]",
+        "you take every N-th row": ".chunk(tp)[rank] → [rank::tp]",
+        "another order within a head": (
+            ".transpose → [[2, 1, 0]].transpose",
+            ".transpose → [[1, 0, 2]].transpose",
+            ".transpose → [[0, 2, 1]].transpose",
         ),
-        "the order of the ranks is reversed": lambda weight, heads, tp, rank: megatron_qkv(
-            weight, heads, tp, tp - 1 - rank
-        ),
-        "you take every N-th row": lambda weight, heads, tp, rank: megatron_qkv(weight, heads, 1, 0)[rank::tp],
-        "another order within a head": tuple(
-            lambda weight, heads, tp, rank, order=order: megatron_qkv(
-                weight.view(3, -1, weight.shape[1])[list(order)].reshape(weight.shape), heads, tp, rank
-            )
-            for order in ((2, 1, 0), (1, 0, 2), (0, 2, 1))
-        ),
-        "you transpose the weight": lambda weight, heads, tp, rank: megatron_qkv(
-            weight.T.reshape(weight.shape), heads, tp, rank
-        ),
+        "you transpose the weight": "weight.view → weight.T.reshape",
     },
 )
 
@@ -428,10 +363,4 @@ def _why(answer: int, right: int, messages: Messages) -> Said:
     return TEXTS.sentence("read-traffic", "weights gathered at least twice per step")
 
 
-READ_TRAFFIC = TEXTS.exercise(
-    "read-traffic",
-    stage,
-    cases=_step_cases,
-    read=_stage_number,
-    differs=_other_stage,
-)
+READ_TRAFFIC = TEXTS.exercise("read-traffic", stage, cases=_step_cases, read=_stage_number, differs=_other_stage)

@@ -42,10 +42,6 @@ ENGINE_CASES = ((1, 3, 61), (4, 8, 62), (2, 5, 63))
 
 NO_FORWARD = TEXTS.sentence("deepspeed-loop", "the engine is never called")
 
-NOT_REDUCED = TEXTS.sentence("deepspeed-loop", "right on one process")
-
-FORWARD_BESIDE = TEXTS.sentence("accelerate-loop", "right weights")
-
 
 def plain_loop(model: Any, optimizer: Any, batches: Sequence[Any], accumulation: int) -> None:
     """Train without a library: share of the mean, backward, and every `accumulation` micro-batches an update."""
@@ -79,7 +75,7 @@ def _check_engine_loop(answer: Callable[..., Any], accumulation: int, number: in
         refusal = _counts(engine, number) or _sizes(engine, accumulation, number)
         raise Wrong(str(refusal or _engine_other(accumulation, number)))
     if engine.backwards < number:
-        raise Wrong(*NOT_REDUCED)
+        raise TEXTS.wrong("deepspeed-loop", "right on one process")
     if engine.forwards == 0:
         raise Wrong(*NO_FORWARD)
 
@@ -161,7 +157,7 @@ def _check_accelerator_loop(answer: Callable[..., Any], accumulation: int, numbe
     if refusal is None and not same(weights_of(model), weights_of(truth)):
         refusal = _calls(accelerator, accumulation, number) or _accelerator_other(accumulation, number)
     if refusal is None and accumulation > 1 and accelerator.model and accelerator.model.forwards > accelerator.within:
-        refusal = FORWARD_BESIDE
+        refusal = TEXTS.sentence("accelerate-loop", "right weights")
     if refusal is not None:
         raise Wrong(*refusal)
 
@@ -220,11 +216,7 @@ def _accelerator_other(accumulation: int, number: int) -> Said:
     )
 
 
-ACCELERATE_LOOP = TEXTS.exercise(
-    "accelerate-loop",
-    cases=ACCELERATOR_CASES,
-    trial=_check_accelerator_loop,
-)
+ACCELERATE_LOOP = TEXTS.exercise("accelerate-loop", cases=ACCELERATOR_CASES, trial=_check_accelerator_loop)
 
 
 EACH = 4
@@ -256,35 +248,18 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[
     return {WHOLE: answer(_data(size, seed)[rows], size * EACH), LAST: answer(_filled(size, seed)[rows], _real(size))}
 
 
-def _all(values: Tensor) -> list[Tensor]:
+def gather_metrics(values: Tensor, real: int) -> Tensor:
+    """Bring the metrics of all ranks together, less those of samples that fill the last batch up.
+
+    Args:
+        values: of this rank's samples.
+        real: samples of the batch on all ranks that are none of the repetitions.
+
+    Source: huggingface.co/docs/accelerate, `Accelerator.gather_for_metrics`.
+    """
     parts = [torch.empty_like(values) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, values)
-    return parts
-
-
-def _uncut(values: Tensor, real: int) -> Tensor:
-    return torch.cat(_all(values))
-
-
-def _cut_by_rank(values: Tensor, real: int) -> Tensor:
-    parts = _all(values)
-    return torch.cat([part[: real // len(parts)] for part in parts])
-
-
-def _interleaved(values: Tensor, real: int) -> Tensor:
-    # (4, ranks, 3): sample 0 of each rank, then sample 1.
-    return torch.stack(_all(values), dim=1).flatten(0, 1)[:real]
-
-
-def _summed(values: Tensor, real: int) -> Tensor:
-    values = values.clone()
-    dist.all_reduce(values)
-    return values / dist.get_world_size()
-
-
-def _to_rank_0(values: Tensor, real: int) -> Tensor:
-    everything = _uncut(values, real)
-    return everything[:real] if dist.get_rank() == 0 else values
+    return torch.cat(parts)[:real]
 
 
 GATHER_METRICS = TEXTS.exercise(
@@ -293,17 +268,24 @@ GATHER_METRICS = TEXTS.exercise(
     on_ranks=True,
     trial=_trial,
     labels=LABELS,
+    source=(gather_metrics,),
     mistakes={
-        "the filled-up samples are kept": _uncut,
-        "you cut every rank's part": _cut_by_rank,
-        "you take one sample of each rank in turn": _interleaved,
-        "you keep the last rows": lambda values, real: torch.cat(_all(values))[-real:],
-        "you average over the ranks": _summed,
-        "the ranks have become a further dimension": lambda values, real: torch.stack(_all(values)),
-        "the last sample is missing": lambda values, real: _uncut(values, real)[: real - 1],
-        "you return the metric itself": lambda values, real: _uncut(values, real).mean(),
+        "the filled-up samples are kept": "[:real] →",
+        "you cut every rank's part": (
+            "torch.cat(parts)[:real] → torch.cat([part[: real // len(parts)] for part in parts])"
+        ),
+        # (4, ranks, 3): sample 0 of each rank, then sample 1.
+        "you take one sample of each rank in turn": "cat(parts) → stack(parts, dim=1).flatten(0, 1)",
+        "you keep the last rows": "[:real] → [-real:]",
+        "you average over the ranks": (
+            "dist.all_gather(parts, values) → dist.all_reduce(parts[0].copy_(values)); "
+            "torch.cat(parts)[:real] → parts[0] / len(parts)"
+        ),
+        "the ranks have become a further dimension": "torch.cat(parts)[:real] → torch.stack(parts)",
+        "the last sample is missing": "[:real] → [: real - 1]",
+        "you return the metric itself": "[:real] → .mean()",
         "every rank returns its own values": lambda values, real: values[:real],
-        "rank 0 alone has all the values": _to_rank_0,
+        "rank 0 alone has all the values": "[:real] → [:real] if dist.get_rank() == 0 else values",
     },
 )
 
@@ -402,9 +384,9 @@ def _apart(title: str, count: Callable[[], int]) -> int:
 
 def _unfinished(title: str, error: ForkedError) -> str:
     if error.kind == "time":
-        return str(TEXTS.sentence("shared", "the loop was stopped", title=title, message=error.message))
+        return TEXTS.say("shared", "the loop was stopped", title=title, message=error.message)
     reason = ": ".join(part for part in (error.name, error.message) if part)
-    return str(TEXTS.sentence("shared", "the loop did not come to its end", title=title, reason=reason))
+    return TEXTS.say("shared", "the loop did not come to its end", title=title, reason=reason)
 
 
 def stand_in_note() -> str | None:

@@ -25,7 +25,7 @@ from dlojz.base.table import Table, safe, titles
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.figures.library_figures import DASH, all_lines_words, difference_words
 from dlojz.display.style import BLACK, BLUE, LINE_STYLES, ORANGE_TINT, REMARK, SMALL, VERMILION, WHITE
-from dlojz.labs.kit.exercise import Verdict, or_to_do, show
+from dlojz.labs.kit.exercise import Sentences, Verdict, or_to_do, show
 from dlojz.labs.kit.figures import measured_footprint, memory_and_messages, pictured
 from dlojz.labs.lab12_libraries.exercises_configuration import COURSE, messages_of
 from dlojz.labs.lab12_libraries.exercises_loops import loops as loops  # noqa: PLC0414
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from dlojz.results.footprint import Traffic
     from dlojz.results.record import RunRecord
     from dlojz.running.run import Run
+
+TEXTS = Sentences(Path(__file__).with_suffix(".md"))
 
 _NEW = f"background: {ORANGE_TINT}"
 _BLOCK = f"line-height: 1.3; max-height: 32em; overflow: auto; color: {BLACK}; background: {WHITE}"
@@ -142,10 +144,7 @@ def catalogue() -> Table:
     for name, entry in LIBRARIES.items():
         availability = (entry.version if entry.installed else entry.command) or yes_no(entry.installed)
         table_rows.append((entry.title, availability, all_lines_words(name), entry.runs(), entry.hides()))
-    head = titles(
-        en="library; installed, or how to install; lines of code; its program runs; it hides",
-        fr="bibliothèque; installée, ou comment l’installer; lignes de code; son programme exécute; elle cache",
-    )
+    head = titles(*TEXTS.sentence("catalogue", "heads"))
     return Table(head, tuple(table_rows))
 
 
@@ -268,12 +267,7 @@ def table(*runs: Run | None) -> Table:
         )
     silent = [name for name in LIBRARIES if name not in {run.config.library for run in completed_runs}]
     not_run = [(LIBRARIES[name].title, all_lines_words(name), absence(name) or DASH, *[DASH] * 4) for name in silent]
-    head = titles(
-        en="program; lines of code; largest gap of a loss; states, predicted | measured; peak, predicted | measured; "
-        "sent per step, predicted | counted; step, over torch’s (one run)",
-        fr="programme; lignes de code; plus grand écart de perte; états, prédit | mesuré; pic, prédit | mesuré; envoyé "
-        "par pas, prédit | compté; pas, rapporté à torch (une seule exécution)",
-    )
+    head = titles(*TEXTS.sentence("table", "heads"))
     return Table(head, (*run_rows, *not_run))
 
 
@@ -293,10 +287,7 @@ def two_choices(run: Run, variant: Run) -> Table:
         memory = footprint.memory
         byte_counts = memory.optimizer_bytes, memory.states_bytes, sent(footprint)
         measured.append((title(choice), answer, *map(format_bytes, byte_counts)))
-    head = titles(
-        en="program; the same losses, to 10⁻⁵; optimizer states; all states; sent per step",
-        fr="programme; mêmes pertes, à 10⁻⁵ près; états d’optimiseur; tous les états; envoyé par pas",
-    )
+    head = titles(*TEXTS.sentence("two choices", "heads"))
     return Table(head, tuple(measured))
 
 
@@ -315,8 +306,7 @@ def told(stage: Callable[[Mapping[str, int], int], int], *runs: Run | None) -> T
         3: say(en="the weights are sharded too", fr="les poids aussi sont répartis"),
     }
     if not _there(runs):
-        return Verdict("note", say(en="None of these runs took place here: there is no message to read.",
-                                   fr="Aucune de ces exécutions n’a eu lieu ici : pas de message à lire."))  # fmt: skip
+        return Verdict("note", TEXTS.say("told", "None of these runs took place"))  # fmt: skip
     names = ("all_reduce", "all_gather", "reduce_scatter")
     read_off = []
     for run in _there(runs):

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlojz.labs.kit.exercise import Said, Wrong
-from dlojz.labs.kit.exercise_texts import MistakeWay, Texts, Way
+from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
 from dlojz.labs.kit.judges import shown
 
 TEXTS = Texts(__file__)
@@ -125,12 +125,7 @@ def _stop(answer: Callable[..., Any], steps: int, seed: int) -> None:
         raise TEXTS.wrong("resume-exactly", "every part is there, but the two trainings go on otherwise")
 
 
-RESUME_EXACTLY = TEXTS.exercise(
-    "resume-exactly",
-    None,
-    trial=_stop,
-    cases=((7, 11), (5, 12), (12, 13)),
-)
+RESUME_EXACTLY = TEXTS.exercise("resume-exactly", None, trial=_stop, cases=((7, 11), (5, 12), (12, 13)))
 
 
 WAIT_S = 4.0
@@ -218,19 +213,9 @@ def best_interval(save_s: float, failure_s: float) -> tuple[float, float]:
     return interval_s, save_s / interval_s + interval_s / (2 * failure_s)
 
 
-def _with(interval_s: Callable[[float, float], float]) -> Callable[[float, float], float]:
-    """The share lost at another interval."""
-
-    def share(save_s: float, failure_s: float) -> float:
-        chosen = interval_s(save_s, failure_s)
-        return save_s / chosen + chosen / (2 * failure_s)
-
-    return share
-
-
-def _interval(interval_s: Callable[[float, float], float]) -> tuple[Way, MistakeWay]:
-    """A mistake about the interval: alone, or with the share that goes with it."""
-    return lambda c, m: (interval_s(c, m), _with(interval_s)(c, m)), MistakeWay(interval_s, part=0)
+def _interval(edits: str) -> tuple[str, MistakeWay]:
+    """A mistake about the interval: with the share that goes with it, or alone."""
+    return edits, MistakeWay(edits, part=0)
 
 
 CHECKPOINT_INTERVAL = TEXTS.exercise(
@@ -240,15 +225,13 @@ CHECKPOINT_INTERVAL = TEXTS.exercise(
     parts=(Said("the interval", "l’intervalle"), Said("the share lost", "la part perdue")),
     told=TEXTS.sentence("checkpoint-interval", "the case"),
     mistakes={
-        "an interval without the factor √2": _interval(lambda c, m: math.sqrt(c * m)),
-        "an interval without the square root": _interval(lambda c, m: 2 * c * m),
-        "an interval with the 2 below the line": _interval(lambda c, m: math.sqrt(c * m / 2)),
-        "half the time between failures": _interval(lambda c, m: m / 2),
+        "an interval without the factor √2": _interval("sqrt(2 * → sqrt("),
+        "an interval without the square root": _interval("math.sqrt →"),
+        "an interval with the 2 below the line": _interval("2 * save_s * failure_s → save_s * failure_s / 2"),
+        "half the time between failures": _interval("math.sqrt(2 * save_s * failure_s) → failure_s / 2"),
         # the same as T / (2M) alone
-        "a share of one term only": MistakeWay(lambda c, m: c / math.sqrt(2 * c * m), part=1),
-        "a failure costs a whole interval": MistakeWay(
-            lambda c, m: c / math.sqrt(2 * c * m) + math.sqrt(2 * c * m) / m, part=1
-        ),
+        "a share of one term only": MistakeWay("+ interval_s / (2 * failure_s) →", part=1),
+        "a failure costs a whole interval": MistakeWay("(2 * failure_s) → failure_s", part=1),
     },
 )
 
@@ -288,36 +271,18 @@ def _cut(path: Path) -> None:
 
 
 # In this order: the sentence of a harm supposes that those before it were noticed.
-_HARMS: tuple[tuple[Callable[..., object], Said], ...] = (
-    (
-        lambda folder: _cut(folder / "vocabulary.json"),
-        TEXTS.sentence("sealed-folder", "a file that was cut short goes unnoticed"),
-    ),
-    (
-        lambda folder: _cut(folder / "ranks" / "1.bin"),
-        TEXTS.sentence("sealed-folder", "a short file in an inner folder"),
-    ),
-    (
-        lambda folder: _flip(folder / "vocabulary.json"),
-        TEXTS.sentence("sealed-folder", "a flipped bit goes unnoticed"),
-    ),
-    (
-        lambda folder: _flip(folder / "ranks" / "0.bin"),
-        TEXTS.sentence("sealed-folder", "a flipped bit in an inner folder"),
-    ),
-    (
-        lambda folder: (folder / "ranks" / "0.bin").unlink(),
-        TEXTS.sentence("sealed-folder", "a file that is gone goes unnoticed"),
-    ),
+_HARMS: tuple[tuple[Callable[..., object], str], ...] = (
+    (lambda folder: _cut(folder / "vocabulary.json"), "a file that was cut short goes unnoticed"),
+    (lambda folder: _cut(folder / "ranks" / "1.bin"), "a short file in an inner folder"),
+    (lambda folder: _flip(folder / "vocabulary.json"), "a flipped bit goes unnoticed"),
+    (lambda folder: _flip(folder / "ranks" / "0.bin"), "a flipped bit in an inner folder"),
+    (lambda folder: (folder / "ranks" / "0.bin").unlink(), "a file that is gone goes unnoticed"),
     (
         lambda folder: _swap(folder / "ranks" / "0.bin", folder / "ranks" / "1.bin"),
-        TEXTS.sentence("sealed-folder", "two files that have changed places go unnoticed"),
+        "two files that have changed places go unnoticed",
     ),
     *(
-        (
-            lambda folder, name=name: _flip(folder / name),
-            TEXTS.sentence("sealed-folder", "a flipped bit among files of the same name"),
-        )
+        (lambda folder, name=name: _flip(folder / name), "a flipped bit among files of the same name")
         for name in ("settings.json", "ranks/settings.json")  # a bit of a file with a name of its own was noticed
     ),
 )
@@ -327,9 +292,9 @@ def _sealed(answer: Callable[..., Any]) -> None:
     """Refuse an answer that finds a damaged folder intact, or an intact one damaged."""
     if not _said(answer, lambda folder: None):
         raise TEXTS.wrong("sealed-folder", "an untouched folder is said to be damaged")
-    for harm, refusal in _HARMS:
+    for harm, key in _HARMS:
         if _said(answer, harm):
-            raise Wrong(*refusal)
+            raise TEXTS.wrong("sealed-folder", key)
     try:
         finished = _said(answer, _without_seal)
     except FileNotFoundError:

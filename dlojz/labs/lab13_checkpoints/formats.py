@@ -15,7 +15,7 @@ import pickletools
 import re
 import struct
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from textwrap import wrap
@@ -69,55 +69,10 @@ def _overlaps(elements: int, old: int, old_ranks: int, new_start: int, new_stop:
     return pieces
 
 
-def _in_the_vector(elements: int, old_ranks: int, new_ranks: int, rank: int) -> Pieces:
-    """Places in the whole vector rather than in the share."""
-    old = -(-elements // old_ranks)
-    pieces = shares_to_read(elements, old_ranks, new_ranks, rank)
-    return [(old_rank, start + old_rank * old, stop + old_rank * old) for old_rank, start, stop in pieces]
-
-
-def _rounded_down(elements: int, old_ranks: int, new_ranks: int, rank: int) -> Pieces:
-    """Shares of floor(elements / N): what is left over is nobody's."""
-    old, new = elements // old_ranks, elements // new_ranks
-    return _overlaps(elements, old, old_ranks, rank * new, (rank + 1) * new)
-
-
-def _with_padding(elements: int, old_ranks: int, new_ranks: int, rank: int) -> Pieces:
-    """Beyond the end of the vector, as if the last share were as long as the others."""
-    old, new = -(-elements // old_ranks), -(-elements // new_ranks)
-    return _overlaps(old * old_ranks, old, old_ranks, rank * new, (rank + 1) * new)
-
-
 def _with_empty(elements: int, old_ranks: int, new_ranks: int, rank: int) -> Pieces:
     """A piece of every old rank, of no length where the two do not meet."""
     piece_by_rank = {piece[0]: piece for piece in shares_to_read(elements, old_ranks, new_ranks, rank)}
     return [piece_by_rank.get(old_rank, (old_rank, 0, 0)) for old_rank in range(old_ranks)]
-
-
-def _without_end(elements: int, old_ranks: int, new_ranks: int, rank: int) -> Pieces:
-    """A piece of every old rank, which ends before it begins where the two do not meet."""
-    old, new = -(-elements // old_ranks), -(-elements // new_ranks)
-    new_start, new_stop = min(rank * new, elements), min((rank + 1) * new, elements)
-    return [(r, max(new_start, r * old) - r * old, min(new_stop, (r + 1) * old) - r * old) for r in range(old_ranks)]
-
-
-def _new_rounded_down(elements: int, old_ranks: int, new_ranks: int, rank: int) -> Pieces:
-    """The new shares alone have floor(elements / N)."""
-    old, new = -(-elements // old_ranks), elements // new_ranks
-    return _overlaps(elements, old, old_ranks, rank * new, (rank + 1) * new)
-
-
-def _whole_shares(elements: int, old_ranks: int, new_ranks: int, rank: int) -> Pieces:
-    """The whole of every share that is touched."""
-    old = -(-elements // old_ranks)
-    return [
-        (old_rank, 0, min(old, elements - old_rank * old))
-        for old_rank, _, _ in shares_to_read(elements, old_ranks, new_ranks, rank)
-    ]
-
-
-def _spoilt(change: Callable[[Pieces], Pieces]) -> Callable[[int, int, int, int], Pieces]:
-    return lambda *case: change(shares_to_read(*case))
 
 
 def _pieces(value: Any) -> Pieces:
@@ -137,29 +92,31 @@ SHARES_TO_READ = TEXTS.exercise(
     "shares-to-read",
     shares_to_read,
     cases=[(*case, rank) for case in CASES for rank in range(case[2])],
+    source=(shares_to_read, _overlaps),
     mistakes={
-        "your last place is one too small": _spoilt(
-            lambda pieces: [(old_rank, start, stop - 1) for old_rank, start, stop in pieces]
+        "your last place is one too small": "stop - old_rank * old → stop - old_rank * old - 1",
+        "the third number is a length": "stop - old_rank * old → stop - start",
+        "you number the old ranks from 1": "append((old_rank, → append((old_rank + 1,",
+        "only the first piece is there": "return pieces → return pieces[:1]",
+        "every rank reads what rank 0 should": "rank * new, min((rank + 1) * new, → 0, min(new,",
+        "places counted from the beginning of the vector": "- old_rank * old →",
+        "elements lost at the end, shares rounded down": (
+            "-(-elements // old_ranks), -(-elements // new_ranks) → elements // old_ranks, elements // new_ranks"
         ),
-        "the third number is a length": _spoilt(
-            lambda pieces: [(old_rank, start, stop - start) for old_rank, start, stop in pieces]
+        # Beyond the end of the vector, as if the last share were as long as the others.
+        "the last share is shorter than the others": (
+            "_overlaps(elements, → _overlaps(old * old_ranks,; min((rank + 1) * new, elements) → (rank + 1) * new"
         ),
-        "you number the old ranks from 1": _spoilt(
-            lambda pieces: [(old_rank + 1, start, stop) for old_rank, start, stop in pieces]
+        # A piece of every old rank: of no length where the two do not meet, or one that ends before it begins.
+        "ranks of which there is nothing to read": (
+            _with_empty,
+            "if start < stop → if True; rank * new, min( → min(rank * new, elements), min(",
         ),
-        "only the first piece is there": _spoilt(lambda pieces: pieces[:1]),
-        "every rank reads what rank 0 should": lambda elements, old_ranks, new_ranks, rank: shares_to_read(
-            elements, old_ranks, new_ranks, 0
-        ),
-        "places counted from the beginning of the vector": _in_the_vector,
-        "elements lost at the end, shares rounded down": _rounded_down,
-        "the last share is shorter than the others": _with_padding,
-        "ranks of which there is nothing to read": (_with_empty, _without_end),
         "you exchange the two cuts": lambda elements, old_ranks, new_ranks, rank: shares_to_read(
             elements, new_ranks, old_ranks, rank
         ),
-        "elements lost at the end, new shares rounded down": _new_rounded_down,
-        "too much of each": _whole_shares,
+        "elements lost at the end, new shares rounded down": "-(-elements // new_ranks) → elements // new_ranks",
+        "too much of each": "start - old_rank * old, stop - old_rank * old → 0, min(old, elements - old_rank * old)",
     },
     differs=_differs,
     read=reader(_pieces, TEXTS.sentence("shares-to-read", "triples")),

@@ -118,9 +118,7 @@ class ScriptTrials:
         # A rank that left no report has not come to its end either.
         completed = record is not None and record.status == "completed" and len(ranks) == processes
         if not completed and any(report.late_shards for report in ranks):
-            raise TEXTS.wrong(
-                "trials", "does not come to its end, fully_shard on a running block", processes=title
-            )
+            raise TEXTS.wrong("trials", "does not come to its end, fully_shard on a running block", processes=title)
         if record is None or not completed:
             raise Wrong(_how_it_ended(self._path, title, ended.logs(), record))
         logs = [ended.logs(rank) for rank in range(processes)]
@@ -145,7 +143,7 @@ def _how_it_ended(path: Path, title: str, log: str, record: RunRecord | None) ->
         complaint = (unknown or invalid or "").partition("error: ")[2].strip()
         if unknown:  # by their names: a value may be a path that the judge has made
             complaint = ", ".join(re.findall(r"--[a-z0-9-]+", complaint)) or complaint
-        return str(TEXTS.sentence("trials", "options of this lab not taken", complaint=complaint))
+        return TEXTS.say("trials", "options of this lab not taken", complaint=complaint)
     reason = record.reason.strip() if record is not None else ""
     # Lines of the script itself in the tracebacks, the innermost last.
     line_numbers = re.findall(rf'File "[^"]*{re.escape(path.name)}", line (\d+)', log)
@@ -154,8 +152,8 @@ def _how_it_ended(path: Path, title: str, log: str, record: RunRecord | None) ->
     if todos := path.read_text(encoding="utf-8").count("TODO"):
         reason += say(en=f". Places still marked TODO: {todos}", fr=f". Endroits encore marqués TODO : {todos}")
     if "Connection closed by peer" in reason:
-        reason += str(TEXTS.sentence("trials", "a rank waits for others that have gone"))
-    return str(TEXTS.sentence("trials", "does not come to its end", title=title, reason=reason))
+        reason += TEXTS.say("trials", "a rank waits for others that have gone")
+    return TEXTS.say("trials", "does not come to its end", title=title, reason=reason)
 
 
 def _check_learns(trial: Trial, factor: float) -> None:
@@ -199,14 +197,7 @@ def _check_samples(base: Trial, many: Trial, replicas: int) -> None:
             raise TEXTS.wrong("checks", "samples are left out", en=en, fr=fr)
         on_average = TEXTS.sentence("checks", "mean samples of a step", samples_per_step=integer(samples_per_step))
         reads = on_average if samples_per_step else Said("", "")  # a script may read without a DataLoader
-        raise TEXTS.wrong(
-            "checks",
-            "another number of samples per step",
-            en=en,
-            BATCH=BATCH,
-            reads=reads,
-            fr=fr,
-        )
+        raise TEXTS.wrong("checks", "another number of samples per step", en=en, BATCH=BATCH, reads=reads, fr=fr)
     for trial in (base, many):
         check_orders(trial)
 
@@ -570,7 +561,7 @@ def judge_in_notebook(lab: Lab, script: str | Path, **placement: Any) -> None:
 
 
 def _praise(lab: str) -> str:
-    return str(TEXTS.sentence("judge", "right", lab=lab))
+    return TEXTS.say("judge", "right", lab=lab)
 
 
 def _beside_prediction(trial: Trial) -> Said | str:
