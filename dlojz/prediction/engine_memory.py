@@ -616,6 +616,7 @@ class StepReplay:
         trace: of this rank.
         states: of this rank, as they are from step to step.
         overlay: of the engine.
+        samples_bytes: kept of the step's samples.
         ledger: to write in; by default a new one.
     """
 
@@ -626,6 +627,7 @@ class StepReplay:
         states: Memory,
         overlay: EngineMemory,
         *,
+        samples_bytes: int = 0,
         ledger: Ledger | None = None,
     ) -> None:
         self.config, self.trace, self.overlay = config, trace, overlay
@@ -636,6 +638,7 @@ class StepReplay:
         gradient is a view of a larger tensor."""
         self.without_gradient: tuple[str, ...] = ()
         """Names of parameters that backward does not reach though they are not frozen."""
+        self._samples_bytes = samples_bytes
         self.states = states
         self._is_gradient = {
             event.storage: event.name
@@ -662,7 +665,10 @@ class StepReplay:
             self._hold_states()
         self.overlay.begin_step(self)
         self._at("forward")
+        if self._samples_bytes:
+            ledger.hold(("samples",), "activations", self._samples_bytes)
         self._micro_batches()
+        ledger.drop(("samples",))
         self._at("optimizer")
         self.overlay.update(self)
         for name in self.overlay.by_name:

@@ -61,7 +61,7 @@ def _states(part: int) -> list[Mistake]:
     """The usual mistakes about one kind of state."""
     size, min_stage = ((WEIGHT_BYTES, 3), (MEMORY_GRADIENT_BYTES, 2), (OPTIMIZER_BYTES, 1))[part]
     name = Said(("weights", "gradients", "optimizer")[part], ("poids", "gradients", "états de l’optimiseur")[part])
-    values = {"name": name, "size": size, "min_stage": min_stage}
+    values: dict[str, Any] = {"name": name, "size": size, "min_stage": min_stage}
 
     def state(key: str, edits: str, **more: Any) -> Mistake:
         way = edited_when_called((rank_bytes,), edits, part)

@@ -34,8 +34,6 @@ from dlojz.planner.this_machine import LocalChoice
 
 TEXTS = Sentences(Path(__file__).with_suffix(".md"))
 
-Path = Sequence[int]
-
 
 @pictured
 def mlp_sharding(costs: Chain, solution: Any = None, **more_solutions: Any) -> LabFigure:
