@@ -23,7 +23,7 @@ from dlojz.base.contract import Contract
 from dlojz.base.display_hook import figure_of, html_of, markdown_of, table_of
 from dlojz.base.errors import LabError
 from dlojz.base.language import (
-    SentenceFile,
+    Sentences,
     format_bytes,
     format_count,
     gap_text,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from dlojz.cost_model.measured_machine import Measured
 
-phrase = SentenceFile(Path(__file__).parent / "results" / "data" / "compare.toml")
+phrase = Sentences(Path(__file__).parent / "results" / "data" / "compare.md")
 
 
 class PredictedMeasured(Contract):

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cached_property
 from pathlib import Path
 from string import Formatter
 from typing import Any, Final, Literal, NamedTuple, get_args
@@ -63,37 +63,6 @@ class Said(NamedTuple):
         return Said(*(text[:1].upper() + text[1:] for text in self))
 
 
-_SENTENCE: Final = re.compile(r"^## (.+)\n\n- (.+)\n- (.+)$", re.MULTILINE)
-
-
-@cache
-def sentences(path: Path) -> dict[str, Said]:
-    """Read a file of sentences: Markdown, under each key (`## KEY`) English, then French; or TOML, with `en` and `fr`.
-
-    Raises:
-        ValueError: if a key has not one sentence in each language, or stands twice.
-    """
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".toml":
-        import tomllib  # a process that refuses nothing goes without it
-
-        return {key: Said(**pair) for key, pair in tomllib.loads(text).items()}
-    pairs = {key: Said(en, fr) for key, en, fr in _SENTENCE.findall(text)}
-    if 3 * len(pairs) != len(re.findall("^(?:##|-) ", text, re.MULTILINE)):
-        raise ValueError(f"{path}: a key has not one sentence in each language, or stands twice")
-    return pairs
-
-
-def sentence(path: Path, key: str, /, **facts: object) -> str:
-    """Write a sentence of a file (`sentences`) in the reader's language, with facts in its places."""
-    return SentenceFile(path)(key, **facts)
-
-
-def refused(path: Path, key: str, /, **facts: object) -> LabError:
-    """The error that refuses a request by a sentence of a file, with facts in its places."""
-    return LabError(sentence(path, key, **facts))
-
-
 class Wrong(Exception):  # noqa: N818 - it is a verdict, not an error of the program
     """Raised by a judge: the sentence tells what is wrong and what to look at.
 
@@ -121,17 +90,60 @@ def refusal(*, en: str, fr: str) -> LabError:
     return LabError(say(en=en, fr=fr))
 
 
-class Sentences:
-    """Sentences of a module in a Markdown file, by section and key.
+class Sentences(Formatter):
+    """Sentences of a Markdown file, by section and key, or by the key alone where it stands in one section.
+
+    Under `# section` and `## key` stand two points, English before French; text before them says what the file is for.
+    By key alone a place may say how its value is written: `{peak:bytes}` by `format_bytes`, `{share:percent 0}` by
+    `percent` with no digits.
+
+    Args:
+        path: the file.
+        writers: further ways to write a value, by the name that a place has.
 
     Attributes:
         requested: pairs of section and key that the module has looked up, so that a test finds a sentence without its
             key, or a key without its sentence.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.sentences = read_sentences(path.read_text(encoding="utf-8"))
+    def __init__(self, path: Path, **writers: Callable[..., str]) -> None:
+        self.path, self.writers = path, _WRITERS | writers
         self.requested: set[tuple[str, str]] = set()
+
+    @cached_property
+    def sentences(self) -> dict[str, dict[str, Said]]:
+        """Sentences by section and key."""
+        return read_sentences(self.path.read_text(encoding="utf-8"))
+
+    @cached_property
+    def pairs(self) -> dict[str, Said]:
+        """Sentences by key alone.
+
+        Raises:
+            ValueError: if a key stands in two sections.
+        """
+        keys = [key for section in self.sentences.values() for key in section]
+        if len(keys) != len(set(keys)):
+            raise ValueError(f"{self.path.name}: {max(keys, key=keys.count)!r} stands in two sections")
+        return {key: said for section in self.sentences.values() for key, said in section.items()}
+
+    def __call__(self, key: str, /, **values: object) -> str:
+        """Write the sentence of a key in the reader's language."""
+        return self.vformat(str(self.pairs[key]), (), values)
+
+    def refused(self, key: str, /, **values: object) -> LabError:
+        """Make the error that refuses a request with the sentence of a key."""
+        return LabError(self(key, **values))
+
+    def titles(self, key: str, /, **values: object) -> tuple[str, ...]:
+        """Write the titles of columns, which have `;` between them."""
+        return tuple(title.strip() for title in self(key, **values).split(";"))
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        """Write a value as its place says."""
+        name, *digits = format_spec.split()[:2] or [""]
+        write = self.writers.get(name)
+        return write(value, *map(int, digits)) if write else str(super().format_field(value, format_spec))
 
     def sentence(self, section: str, key: str, /, **values: object) -> Said:
         """Look up the sentence of a key in both languages, with these values; the key itself where there is none.
@@ -149,7 +161,7 @@ class Sentences:
         return Said(sentence.en.format(**english), sentence.fr.format(**french))
 
     def say(self, section: str, key: str, /, **values: object) -> str:
-        """Return the sentence of a key in the reader's language."""
+        """Return the sentence of a section's key in the reader's language."""
         return str(self.sentence(section, key, **values))
 
     def wrong(self, section: str, key: str, /, **values: object) -> Wrong:
@@ -157,33 +169,33 @@ class Sentences:
         return Wrong(*self.sentence(section, key, **values))
 
     def refusal(self, section: str, key: str, /, **values: object) -> LabError:
-        """Make the error that refuses a request with a sentence."""
+        """Make the error that refuses a request with the sentence of a section's key."""
         return LabError(self.say(section, key, **values))
 
 
 def read_sentences(markdown: str) -> dict[str, dict[str, Said]]:
-    """Read a file of sentences: by exercise and key, English before French.
+    """Read a file of sentences: by section and key, English before French; `\\n` is a new line.
 
     Raises:
         ValueError: if a key has not one sentence in each language, or stands twice.
     """
     pairs: dict[str, dict[str, list[str]]] = {}
-    exercise, key = "", "title"
+    section, key = "", ""
     for line in markdown.splitlines():
         mark, _, text = line.partition(" ")
         if mark == "#":
-            exercise, key = text, "title"
-            if exercise in pairs:
-                raise ValueError(f"{exercise} stands twice")
-            pairs[exercise] = {}
+            section, key = text, "title"
+            if section in pairs:
+                raise ValueError(f"{section} stands twice")
+            pairs[section] = {}
         elif mark == "##":
             key = text
-            if key in pairs[exercise]:
-                raise ValueError(f"{exercise}: {key!r} stands twice")
+            if key in pairs.setdefault(section, {}):
+                raise ValueError(f"{section}: {key!r} stands twice")
         elif mark == "-":
-            pairs[exercise].setdefault(key, []).append(text)
-        elif line.strip():
-            raise ValueError(f"{exercise}, {key!r}: a sentence stands on one line, after '- ', but {line!r} does not")
+            pairs[section].setdefault(key, []).append(text.replace("\\n", "\n"))
+        elif line.strip() and key:
+            raise ValueError(f"{section}, {key!r}: a sentence stands on one line, after '- ', but {line!r} does not")
     for name, sentences in pairs.items():
         for key, languages in sentences.items():
             if len(languages) != 2:
@@ -442,31 +454,3 @@ _WRITERS: Final[dict[str, Callable[..., str]]] = {
     "spaced": spaced_percent,
     "brief": brief_percent,
 }
-
-
-class SentenceFile(Formatter):
-    """Writes the sentences of a TOML file (`sentences`), each of whose places says how its value is written.
-
-    `{peak:bytes}` is written by `format_bytes`, `{share:percent 0}` by `percent` with no digits.
-
-    Args:
-        path: the file.
-        writers: further ways to write a value, by the name that a place has.
-    """
-
-    def __init__(self, path: Path, **writers: Callable[..., str]) -> None:
-        self.path, self.writers = path, _WRITERS | writers
-
-    def __call__(self, key: str, /, **values: object) -> str:
-        """Write a sentence in the reader's language."""
-        return self.vformat(str(sentences(self.path)[key]), (), values)
-
-    def titles(self, key: str, /, **values: object) -> tuple[str, ...]:
-        """Write the titles of columns, which have `;` between them."""
-        return tuple(title.strip() for title in self(key, **values).split(";"))
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        """Write a value as its place says."""
-        name, *digits = format_spec.split()[:2] or [""]
-        write = self.writers.get(name)
-        return write(value, *map(int, digits)) if write else str(super().format_field(value, format_spec))

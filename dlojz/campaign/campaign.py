@@ -11,7 +11,6 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -20,7 +19,7 @@ from pydantic import Field, field_validator, model_validator
 from dlojz.base.contract import Contract
 from dlojz.base.errors import LabError
 from dlojz.base.files import COURSE
-from dlojz.base.language import localized, one_of, refused, say
+from dlojz.base.language import Sentences, localized, one_of, say
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import HIDDEN, RunConfig
 from dlojz.runnable import check_runnable
@@ -32,7 +31,7 @@ NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,39}")
 MAX_FILE_BYTES = 256 * 1024
 MAX_REPEATS, MAX_TIME_LIMIT_S = 20, 7 * 86_400
 
-_refused = partial(refused, Path(__file__).with_name("data") / "campaign.md")
+_refused = Sentences(Path(__file__).with_name("data") / "campaign.md").refused
 """The error that refuses a campaign, by the key of its sentence."""
 Value = bool | int | float | str
 Table = dict[str, Value]

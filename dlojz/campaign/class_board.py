@@ -16,12 +16,11 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 
 from dlojz.base.errors import LabError
 from dlojz.base.files import config_folder
-from dlojz.base.language import refusal, sentence
+from dlojz.base.language import Sentences, refusal
 from dlojz.labs.kit.lab import SCRIPT, LabProgress
 from dlojz.results.record import DamagedRecordError, RunRecord, read_record
 from dlojz.running.launch import is_replayed
@@ -294,7 +293,7 @@ def _ended(record: RunRecord) -> datetime | None:
     return ended
 
 
-_problem = partial(sentence, Path(__file__).with_name("data") / "board.md")
+_problem = Sentences(Path(__file__).with_name("data") / "board.md")
 """Say what is wrong, without the path, in which there is a name."""
 
 

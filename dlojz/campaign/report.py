@@ -12,12 +12,12 @@ import csv
 import io
 import math
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.files import write_atomic
 from dlojz.base.language import (
+    Sentences,
     colon,
     format_bytes,
     format_count,
@@ -27,7 +27,6 @@ from dlojz.base.language import (
     refusal,
     rounded,
     say,
-    sentence,
 )
 from dlojz.base.table import Table, markdown_safe, safe, titles, visible
 from dlojz.campaign.campaign import FIELDS, MACHINE, TITLE, Campaign, CampaignPlan, CampaignPoint
@@ -330,7 +329,7 @@ def _used_hours(results: Sequence[Result]) -> str:
     return hours(sum(measured_hours)) + (left_out if unknown else "")
 
 
-_finding = partial(sentence, Path(__file__).with_name("data") / "findings.md")
+_finding = Sentences(Path(__file__).with_name("data") / "findings.md")
 """Conclude by the key of a sentence."""
 
 

@@ -21,10 +21,10 @@ from types import FrameType
 from typing import NamedTuple
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import SentenceFile, one_of, say
+from dlojz.base.language import Sentences, one_of, say
 from dlojz.base.requirements import distribution_of, missing_library
 
-phrase = SentenceFile(Path(__file__).parent / "data" / "sentences.toml")
+phrase = Sentences(Path(__file__).parent / "data" / "sentences.md")
 
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 COLLECTED = (20_000, 10, 10)

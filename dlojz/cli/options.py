@@ -44,7 +44,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import SentenceFile, one_of, say, sentences
+from dlojz.base.language import Sentences, one_of, say
 from dlojz.base.table import visible
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from dlojz.config.run_config import RunConfig
     from dlojz.hardware import Device
 
-phrase = SentenceFile(Path(__file__).parent / "data" / "sentences.toml", visible=visible)
+phrase = Sentences(Path(__file__).parent / "data" / "sentences.md", visible=visible)
 """Writes what the commands say beside their tables."""
 
 WORDS, REST = "words", "rest"
@@ -201,7 +201,7 @@ def _flag_of(name: str, field: FieldInfo, subject: ConfigSubject) -> Flag:
     metavar = "|".join(choices) or ("INT" if int in kinds else "FLOAT" if float in kinds else "TEXT")
     spellings = (option_of(name),)
     flag = Flag(
-        name, *sentences(HELP)[name], metavar, field.default, kind="field", spellings=spellings, subject=subject
+        name, *HELP.pairs[name], metavar, field.default, kind="field", spellings=spellings, subject=subject
     )
     return replace(flag, metavar="", kind="switch") if bool in kinds else flag
 

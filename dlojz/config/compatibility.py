@@ -22,7 +22,7 @@ from typing import Final, Generic, Literal, TypeVar
 from dlojz import data as datasets
 from dlojz import models
 from dlojz.base.errors import LabError
-from dlojz.base.language import say, sentence
+from dlojz.base.language import Sentences, say
 from dlojz.config.fields import (
     PARTITION_METHODS,
     PATTERN,
@@ -48,7 +48,7 @@ Facts = Mapping[str, object]
 Verdict = Facts | str | bool | None
 """What a condition finds in a subject: whether a rule is broken, or what its sentence says besides the fields, or the
 whole sentence, where another module refuses the same."""
-SENTENCES: Final = Path(__file__).with_name("data") / "rules.md"
+SENTENCES: Final = Sentences(Path(__file__).with_name("data") / "rules.md")
 """The sentences of the rules by their names: formats of `config`, `layout` and the facts of the condition."""
 
 
@@ -78,7 +78,7 @@ class Rule(Generic[Subject_contra]):
         else:
             facts = {} if isinstance(verdict, bool) else verdict
             fields = {"config": config, "layout": getattr(config, "layout", config), **facts}
-            text = sentence(SENTENCES, self.name, **fields)
+            text = SENTENCES(self.name, **fields)
         model = str(getattr(config, "model", ""))
         return text.replace(model, shown_name(model))
 
@@ -402,7 +402,7 @@ def _no_multiple(config: RunFields, name: str, length: int | None) -> str | None
         return None
     # With the greatest common divisor this length is legal, and all that were legal stay so.
     facts = {"name": name, "length": length, "multiple": math.gcd(length, multiple)}
-    return sentence(SENTENCES, "lengths are multiples", config=config, **facts)
+    return SENTENCES("lengths are multiples", config=config, **facts)
 
 
 def _uneven_lengths(config: RunFields) -> Facts | None:

@@ -14,20 +14,20 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from dlojz.base.contract import parse_json
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refused, say, sentence
+from dlojz.base.language import Sentences, one_of, say
 from dlojz.config.engines import DEEPSPEED_BUCKET_ELEMENTS, SUB_GROUP_ELEMENTS
 from dlojz.config.optimizers import OPTIMIZERS
 from dlojz.config.run_config import RunConfig
 
 Kind = Literal["count", "number", "switch", "word", "object", "any"]
 _FILE: Final = Path(__file__).with_name("data") / "deepspeed.md"
-_sentence, _refused = partial(sentence, _FILE), partial(refused, _FILE)
+_sentence = Sentences(_FILE)
+_refused = _sentence.refused
 """A sentence about a configuration, by its key, and the error that says one."""
 
 

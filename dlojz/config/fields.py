@@ -8,14 +8,13 @@ the fields go together is judged by the rules (`dlojz.config.compatibility`), wh
 from __future__ import annotations
 
 import re
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import Field
 
 from dlojz.base.contract import Contract
-from dlojz.base.language import refused, say, sentence
+from dlojz.base.language import Sentences, say
 from dlojz.config.engines import ENGINES, EngineSpec, Provider, Strategy, strategy_of
 
 PipelineSchedule = Literal[
@@ -82,10 +81,11 @@ def _count(default: int | None, minimum: int = 1, maximum: int = MAX_COUNT) -> A
     return Field(default, ge=minimum, le=maximum)
 
 
-HELP: Final = Path(__file__).with_name("data") / "fields.md"
+HELP: Final = Sentences(Path(__file__).with_name("data") / "fields.md")
 """The help of each field, by its name."""
 _FILE: Final = Path(__file__).with_name("data") / "runs.md"
-run_sentence, run_refused = partial(sentence, _FILE), partial(refused, _FILE)
+run_sentence = Sentences(_FILE)
+run_refused = run_sentence.refused
 """A sentence about a run or its layout, by its key, and the error that says one."""
 
 

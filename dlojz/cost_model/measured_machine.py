@@ -19,7 +19,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Self, cast, get_args
 
@@ -30,7 +30,7 @@ from dlojz import models
 from dlojz.base.contract import Contract, parse_json
 from dlojz.base.errors import LabError
 from dlojz.base.files import config_folder, write_atomic
-from dlojz.base.language import decimal, percent, refused, say, sentence
+from dlojz.base.language import Sentences, decimal, percent, say
 from dlojz.by_hand.collectives.running import TimedMessage
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model.calibration import BOUNDS, LEAST_LEFT, Calibration, Product
@@ -53,7 +53,8 @@ KINDS: Final[dict[str, int | None]] = {
 `dlojz.cost_model.measuring` and `measuring_kernels` say what."""
 NEEDED: Final = ("product", "pass", "launch", "update")
 _FILE: Final = Path(__file__).with_name("data") / "measured.md"
-_sentence, _refused = partial(sentence, _FILE), partial(refused, _FILE)
+_sentence = Sentences(_FILE)
+_refused = _sentence.refused
 """A sentence about measurements, by its key, and the error that says one."""
 
 

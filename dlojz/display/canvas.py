@@ -29,12 +29,12 @@ from matplotlib.patheffects import withStroke
 from matplotlib.text import Text
 from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter, ScalarFormatter
 
-from dlojz.base.language import SentenceFile, refusal, shortest
+from dlojz.base.language import Sentences, refusal, shortest
 from dlojz.base.table import safe, visible
 from dlojz.display.drawing import Box, Drawing, Line, Words
 from dlojz.display.style import DPI, EDGE, HEADING, NORMAL, RULE, SHADOW, SMALL, Style, legible
 
-phrase = SentenceFile(Path(__file__).parent / "figures" / "data" / "figures.toml", visible=visible)
+phrase = Sentences(Path(__file__).parent / "figures" / "data" / "figures.md", visible=visible)
 """Writes the sentences of all figures: titles, and what they show in words."""
 
 MimeBundle = tuple[dict[str, Any], dict[str, Any]]

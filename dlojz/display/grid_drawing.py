@@ -14,7 +14,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, NamedTuple
 
-from dlojz.base.language import SentenceFile, format_bytes, format_seconds, refusal, say
+from dlojz.base.language import Sentences, format_bytes, format_seconds, refusal, say
 from dlojz.base.table import titles
 from dlojz.config.layout import DEFAULT_ORDER, RankGrid, RankPlace
 from dlojz.display.drawing import LETTER, Box, Dashes, Drawing, Line, Shape, Words
@@ -24,7 +24,7 @@ from dlojz.prediction.link_traffic import Crossing
 if TYPE_CHECKING:
     from dlojz.display.canvas import LabFigure
 
-phrase = SentenceFile(Path(__file__).parent / "data" / "grid_drawing.toml")
+phrase = Sentences(Path(__file__).parent / "data" / "grid_drawing.md")
 
 MOST_DRAWN = 512
 """Ranks of the largest picture: beyond, a cell has no room for its number."""

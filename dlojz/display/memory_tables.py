@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dlojz import models
 from dlojz.base.language import (
-    SentenceFile,
+    Sentences,
     brief_percent,
     decimal,
     format_bytes,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from dlojz.planner.levers import Fit
     from dlojz.prediction.forecast import Beside, Forecast
 
-phrase = SentenceFile(Path(__file__).parent / "data" / "memory_tables.toml", visible=visible)
+phrase = Sentences(Path(__file__).parent / "data" / "memory_tables.md", visible=visible)
 
 MOST_BLOCKS = MOST_MODULES = 8
 LEFT_OPEN = ("precision", "micro_batch", "sequence_length")

@@ -15,7 +15,7 @@ import rich.table
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from dlojz.base.language import SentenceFile, byte_units, decimal, format_bytes, format_count, gap_text, localized, say
+from dlojz.base.language import Sentences, byte_units, decimal, format_bytes, format_count, gap_text, localized, say
 from dlojz.base.table import Table, visible
 from dlojz.display.style import category_label, label, needed_label, phase_label
 from dlojz.results.footprint import CATEGORIES, Footprint, Memory
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dlojz.compare import Comparison, PredictedMeasured, RunRow, TrafficPair
     from dlojz.config.run_config import RunConfig
 
-phrase = SentenceFile(Path(__file__).parent / "data" / "tables.toml")
+phrase = Sentences(Path(__file__).parent / "data" / "tables.md")
 
 DASH = "—"
 PREDICTED, MEASURED, WRONG = "cyan", "bold", "bold red"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
 
-from dlojz.base.language import SentenceFile, colon, decimal, format_bytes, format_seconds, integer, minus, percent, say
+from dlojz.base.language import Sentences, colon, decimal, format_bytes, format_seconds, integer, minus, percent, say
 from dlojz.base.table import Table, titles, visible
 from dlojz.display.collective_text import format_latency
 from dlojz.display.style import label
@@ -38,7 +38,7 @@ from dlojz.results.rank_profile import (
     RankProfile,
 )
 
-phrase = SentenceFile(Path(__file__).parent / "data" / "trace_tables.toml", visible=visible, latency=format_latency)
+phrase = Sentences(Path(__file__).parent / "data" / "trace_tables.md", visible=visible, latency=format_latency)
 
 MOST_WAITS, MOST_BLOCKED = 3, 4
 """Of each kind, how many causes are told, and how many names in one of them."""

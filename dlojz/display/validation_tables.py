@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from dlojz.base.language import SentenceFile, decimal, integer, say, spaced_percent
+from dlojz.base.language import Sentences, decimal, integer, say, spaced_percent
 from dlojz.base.table import Table, titles
 from dlojz.cost_model.validation import (
     LEAST_LAYOUTS,
@@ -23,7 +23,7 @@ from dlojz.cost_model.validation import (
 )
 from dlojz.hardware.evidence import Measurement
 
-phrase = SentenceFile(Path(__file__).parent / "data" / "validation_tables.toml")
+phrase = Sentences(Path(__file__).parent / "data" / "validation_tables.md")
 
 
 def validation_table(results: Sequence[TableResult]) -> Table:

@@ -13,13 +13,12 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeGuard
 
 from dlojz.base.errors import LabError
 from dlojz.base.files import config_folder, write_atomic
-from dlojz.base.language import colon, one_of, refused, say, sentence
+from dlojz.base.language import Sentences, colon, one_of, say
 
 STANDINGS: Final = ("measured", "published", "derived", "unconfirmed")
 """How far a figure is to be trusted, the most first."""
@@ -27,7 +26,8 @@ _PARTS: Final = ("value", "unit", "source", "date", "standing")
 _HEADER: Final = re.compile(r"\s*\[\[?([A-Za-z_][\w.-]*)\]\]?\s*(#.*)?")
 _KEY: Final = re.compile(r'\s*"?([\w.-]+)"?\s*=.*')
 _FILE: Final = Path(__file__).with_name("data") / "files.md"
-file_sentence, file_refused = partial(sentence, _FILE), partial(refused, _FILE)
+file_sentence = Sentences(_FILE)
+file_refused = file_sentence.refused
 """A sentence about a hardware file, by its key, and the error that says one."""
 FOLDERS_VARIABLE: Final = "DLOJZ_HARDWARE"
 """Folders of hardware files of one's own, each with `gpus/` and `links/`; the user's configuration is the last one."""

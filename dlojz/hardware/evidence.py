@@ -13,12 +13,12 @@ import csv
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal, say, sentence
+from dlojz.base.language import Sentences, one_of, refusal, say
 from dlojz.hardware.clusters import CLUSTERS
 from dlojz.hardware.decoder_size import DecoderSize, Formula, flops_per_sequence
 from dlojz.hardware.gpus import ATTENTION_KERNELS, AttentionKernel
@@ -297,7 +297,7 @@ _READERS: Final[tuple[tuple[str, Callable[[str], Any]], ...]] = (
     ("tuple", _published),
 )
 """How the annotation of a field begins, and what reads its cell."""
-_sentence = partial(sentence, FOLDER.with_name("evidence.md"))
+_sentence = Sentences(FOLDER.with_name("evidence.md"))
 """Write what is wrong with a cell or a row, by its key."""
 
 

@@ -10,17 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from dlojz.base import language
 from dlojz.base.contract import check_whole
 from dlojz.base.display_hook import html_of
 from dlojz.base.errors import LabError
-from dlojz.base.language import decimal, one_of, say, shortest, significant
+from dlojz.base.language import Sentences, decimal, one_of, say, shortest, significant
 from dlojz.config.fields import LayoutFields
 from dlojz.cost_model import CHECKPOINTING, Memories, Parts, step_parts
 from dlojz.cost_model.layouts import Integers, Reals
@@ -184,7 +182,8 @@ def code_of(question: Question, layout: LayoutFields) -> str:
 
 
 _FILE: Final = Path(__file__).with_name("data") / "verdicts.md"
-verdict_sentence, verdict_refused = partial(language.sentence, _FILE), partial(language.refused, _FILE)
+verdict_sentence = Sentences(_FILE)
+verdict_refused = verdict_sentence.refused
 """A sentence about a layout, by its key, and the error that says one."""
 
 

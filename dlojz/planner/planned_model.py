@@ -8,13 +8,13 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from dlojz import models
 from dlojz.base.errors import LabError
-from dlojz.base.language import Language, language, one_of, refusal, refused, say, sentence
+from dlojz.base.language import Language, Sentences, language, one_of, refusal, say
 from dlojz.config.engines import pipeline_stages, zero_stages
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import ENGINES as COSTED
@@ -25,7 +25,8 @@ from dlojz.hardware.evidence import table
 from dlojz.models.foreign.names import is_elsewhere, shown_name
 
 _FILE: Final = Path(__file__).with_name("data") / "questions.md"
-question_sentence, question_refused = partial(sentence, _FILE), partial(refused, _FILE)
+question_sentence = Sentences(_FILE)
+question_refused = question_sentence.refused
 """A sentence about a question, by its key, and the error that says one."""
 _ROWS: Final[dict[str, str]] = tomllib.loads(_FILE.with_name("published.toml").read_text(encoding="utf-8"))
 """Names of published decoders, and the row of `dlojz.hardware` that holds each one's sizes."""

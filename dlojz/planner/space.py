@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import Language, decimal, language, minus, say, sentence
+from dlojz.base.language import Language, Sentences, decimal, language, minus, say
 from dlojz.config.compatibility import check
 from dlojz.config.fields import LayoutFields
 from dlojz.config.run_compatibility import RUN
@@ -60,7 +60,7 @@ IMAGE_CHUNKS: Final = (2, 3, 4, 5, 6, 8)
 TEXT_MICRO_BATCHES: Final = (1, 2, 3, 4, 6, 8, 12, 16)
 IMAGE_MICRO_BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
-WORDS_FILE: Final = Path(__file__).with_name("data") / "words.md"
+WORDING: Final = Sentences(Path(__file__).with_name("data") / "words.md")
 """What reasons, parts, kinds of checkpointing and families of layouts are called, by their names."""
 COLUMN_VALUES: Final[dict[str, tuple[Any, ...]]] = {
     **{name: WORDS[name] for name in ("schedule", "checkpointing", "offload", "context_exchange")},
@@ -548,7 +548,7 @@ def layout_words(layout: LayoutFields, *opening: str, schedule: str = "") -> str
     number = f" × {layout.micro_batches}" if layout.micro_batches else ""
     parts = [*opening, f"micro-batch {layout.micro_batch}{number}"]
     parts += [schedule] if schedule and layout.pp > 1 else []
-    parts += [sentence(WORDS_FILE, layout.checkpointing)] if layout.checkpointing != "none" else []
+    parts += [WORDING(layout.checkpointing)] if layout.checkpointing != "none" else []
     parts += ["SP"] if layout.sequence_parallel else []
     exchange = getattr(layout, "context_exchange", "ring")
     parts += ["all-to-all"] if exchange == "all_to_all" else []
@@ -558,12 +558,12 @@ def layout_words(layout: LayoutFields, *opening: str, schedule: str = "") -> str
 
 def reason_words(name: str) -> str:
     """A reason in a few words of the reader's language."""
-    return sentence(WORDS_FILE, name)
+    return WORDING(name)
 
 
 def part_words(name: str) -> str:
     """A part of a step, or a category of memory, in the reader's language."""
-    return sentence(WORDS_FILE, name)
+    return WORDING(name)
 
 
 def more_percent(ratio: float) -> str:

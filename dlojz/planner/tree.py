@@ -15,13 +15,13 @@ from typing import Any, Final
 import numpy as np
 
 from dlojz.base.display_hook import html_of
-from dlojz.base.language import decimal, say, sentence, yes_no
+from dlojz.base.language import decimal, say, yes_no
 from dlojz.config.fields import LayoutFields
 from dlojz.cost_model.layouts import Integers
 from dlojz.planner.planned_memory import layout_memories
 from dlojz.planner.question import Question
 from dlojz.planner.search import SearchResult
-from dlojz.planner.space import LEAST_CONTEXT, WORDS_FILE, columns_of, gigabytes, planned_layout, run_refusal
+from dlojz.planner.space import LEAST_CONTEXT, WORDING, columns_of, gigabytes, planned_layout, run_refusal
 
 FAMILIES: Final = ("data", "zero", "tensor", "pipeline", "hybrid", "context", "offload")
 MOST_EXPOSED: Final = 0.25
@@ -122,7 +122,7 @@ class Tree:
 
 def family_words(name: str) -> str:
     """A family in the reader's language."""
-    return sentence(WORDS_FILE, f"family {name}")
+    return WORDING(f"family {name}")
 
 
 def family_of(columns: dict[str, Integers]) -> Integers:

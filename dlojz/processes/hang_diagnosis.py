@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from dlojz.base.language import SentenceFile, rounded, say
+from dlojz.base.language import Sentences, rounded, say
 
-phrase = SentenceFile(Path(__file__).parent / "data" / "hang_diagnosis.toml")
+phrase = Sentences(Path(__file__).parent / "data" / "hang_diagnosis.md")
 
 Kind = Literal["missing", "order", "shape", "arguments", "deadlock", "timeout", "peer", "lost"]
 State = Mapping[str, Any]

@@ -28,7 +28,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from dlojz.base.display_hook import in_notebook, wanted
-from dlojz.base.language import SentenceFile, language, one_of, say
+from dlojz.base.language import Sentences, language, one_of, say
 from dlojz.base.machine import patience
 from dlojz.ranks import rank_setup, thread_ranks
 from dlojz.ranks.cluster import Event, LocalCluster, RankCluster
@@ -45,7 +45,7 @@ from dlojz.ranks.show import (
     unknown_names,
 )
 
-phrase = SentenceFile(Path(__file__).parent / "data" / "live.toml")
+phrase = Sentences(Path(__file__).parent / "data" / "live.md")
 
 GRACE_S = (1.0, 2.0)
 """Seconds after the first interrupt (a late rank hears nothing yet) and after the second, each times `patience()`; then

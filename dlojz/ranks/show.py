@@ -16,13 +16,13 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from dlojz.base.language import SentenceFile, format_bytes, language, say, shortest
+from dlojz.base.language import Sentences, format_bytes, language, say, shortest
 from dlojz.base.table import Table, Tabular, safe, without_escapes
 from dlojz.display.style import BLUE
 from dlojz.processes.hang_diagnosis import listed
 from dlojz.ranks.rank_setup import TEXT_BYTES
 
-phrase = SentenceFile(Path(__file__).parent / "data" / "show.toml")
+phrase = Sentences(Path(__file__).parent / "data" / "show.md")
 
 NOT_DONE = "NotDone"
 """Class name of the exception of an exercise still to do; the class itself belongs to a room above."""

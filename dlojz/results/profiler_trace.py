@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import SentenceFile
+from dlojz.base.language import Sentences
 from dlojz.base.table import visible
 
-phrase = SentenceFile(Path(__file__).parent / "data" / "traces.toml", visible=visible)
+phrase = Sentences(Path(__file__).parent / "data" / "traces.md", visible=visible)
 
 CHUNK_BYTES = 1 << 20
 MOST_TEXT_BYTES = 8 << 30

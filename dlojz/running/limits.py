@@ -17,14 +17,14 @@ from pydantic import Field
 
 from dlojz.base.contract import Contract
 from dlojz.base.errors import LabError
-from dlojz.base.language import SentenceFile, one_of, say, shortest, significant
+from dlojz.base.language import Sentences, one_of, say, shortest, significant
 from dlojz.base.table import Table, Tabular, facts
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware.clusters import NAME_PATTERN, Machine, Qos, choose, machine_files
 from dlojz.hardware.clusters import machine as named
 from dlojz.hardware.constants import title_words
 
-phrase = SentenceFile(Path(__file__).parent / "slurm" / "data" / "limits.toml")
+phrase = Sentences(Path(__file__).parent / "slurm" / "data" / "limits.md")
 
 ACCOUNT_VARIABLE = "DLOJZ_ACCOUNT"
 LONGEST_WARNING_S = 120

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from dlojz.base.display_hook import in_notebook, wanted
 from dlojz.base.errors import LabError
-from dlojz.base.language import SentenceFile, decimal, format_bytes, format_seconds, integer, say, significant
+from dlojz.base.language import Sentences, decimal, format_bytes, format_seconds, integer, say, significant
 from dlojz.base.table import Table, facts, safe, visible
 from dlojz.config.run_config import RunConfig
 from dlojz.display.style import BLUE, GREEN, GREY, ORANGE, SHADE, SKY, VERMILION, VERMILION_TINT, WHITE
@@ -38,7 +38,7 @@ from dlojz.running.folder import Job, open_regular, read_job, read_owner
 from dlojz.running.slurm.slurm_queue import JobView, explain_reason, view_of
 from dlojz.running.state import EVENTS, LAUNCHER_EVENTS, RunFolder, assemble, is_final, quiet_s
 
-phrase = SentenceFile(Path(__file__).parent / "data" / "runs.toml")
+phrase = Sentences(Path(__file__).parent / "data" / "runs.md")
 
 _MOST_BYTES = 16 * 2**20
 

@@ -59,7 +59,7 @@ def constants_of(nodes: Iterable[ast.AST]) -> set[str]:
 @pytest.mark.parametrize("file", [*SPELLED, "config/data/rules.md", "config/foreign_configs/data/sentences.md"])
 def test_both_sentences_of_a_key_tell_of_the_same_values(file: str) -> None:
     """What is received is said in both; French may leave out what its grammar has twice."""
-    pairs = language.sentences(PACKAGE / file)
+    pairs = language.Sentences(PACKAGE / file).pairs
     assert [key for key, (english, french) in pairs.items() if names_in(english) != names_in(french)] == []
 
 
@@ -69,7 +69,7 @@ def test_each_sentence_has_a_call_and_each_call_its_sentence(file: str) -> None:
 
     A key that begins a formatted text stands for all that begin so, a variable for all that the modules spell.
     """
-    texts = language.sentences(PACKAGE / file)
+    texts = language.Sentences(PACKAGE / file).pairs
     names = {key: {re.split(r"[.\[]", name)[0] for name in names_in(said.en)} for key, said in texts.items()}
     nodes = [node for module in SPELLED[file] for node in ast.walk(ast.parse((PACKAGE / module).read_text("utf-8")))]
     called: set[str] = set()

@@ -1,4 +1,4 @@
-"""Sentences that stand in TOML files: each is written by a module, with values for all of its places."""
+"""Sentences that stand in files: each is written by a module, with values for all of its places."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from string import Formatter
 
 import pytest
 
-from dlojz.base.language import SentenceFile, format_bytes, sentences, use_language
+from dlojz.base.language import Sentences, format_bytes, use_language
 
 ROOT = Path(__file__).resolve().parents[2] / "dlojz"
-_MADE = re.compile(r"^phrase = SentenceFile\((Path\(__file__\)\.parent(?: / \"[\w.]+\")+)", re.MULTILINE)
+_MADE = re.compile(r"^phrase = Sentences\((Path\(__file__\)\.parent(?: / \"[\w.]+\")+)", re.MULTILINE)
 _IMPORTED = re.compile(r"^from dlojz\.([\w.]+) import (?:\([^()]*|[^()\n]*)\bphrase\b", re.MULTILINE)
 
 
@@ -44,12 +44,12 @@ def values_of(sentence: str) -> set[str]:
 
 
 def test_sentences_of_figures_and_tables_are_found() -> None:
-    assert {"figures.toml", "trace_tables.toml", "compare.toml"} <= {file.name for file in MODULES}
+    assert {"figures.md", "trace_tables.md", "compare.md"} <= {file.name for file in MODULES}
 
 
 @pytest.mark.parametrize("file", MODULES, ids=lambda file: file.stem)
 def test_sentences_and_the_calls_that_write_them_agree(file: Path) -> None:
-    pairs = sentences(file)
+    pairs = Sentences(file).pairs
     nodes = [node for module in MODULES[file] for node in ast.walk(ast.parse(module.read_text(encoding="utf-8")))]
     assert {node.value for node in nodes if isinstance(node, ast.Constant)} >= {*pairs}
     for call in nodes:
@@ -63,13 +63,30 @@ def test_sentences_and_the_calls_that_write_them_agree(file: Path) -> None:
 
 
 def test_sentences_write_values_as_their_places_say(tmp_path: Path) -> None:
-    path = tmp_path / "words.toml"
+    path = tmp_path / "words.md"
     path.write_text(
-        '[peak]\nen = "{peak:bytes}, {share:percent 0}, {name!r}"\nfr = "{peak:bytes}, {share:spaced 0}"\n'
-        '[columns]\nen = "layout; ; step ({unit})"\nfr = "layout"\n'
+        "What it is for.\n\n## peak\n\n- {peak:bytes}, {share:percent 0}, {name!r}\n- {peak:bytes}, {share:spaced 0}\n\n"
+        "## columns\n\n- layout; ; step ({unit})\n- layout\n"
     )
-    phrase = SentenceFile(path, bytes=lambda size: f"<{format_bytes(size)}>")
+    phrase = Sentences(path, bytes=lambda size: f"<{format_bytes(size)}>")
     assert phrase("peak", peak=2048, share=0.25, name="a") == "<2.00 KiB>, 25%, 'a'"
     assert phrase.titles("columns", unit="s") == ("layout", "", "step (s)")
     use_language("fr")
     assert phrase("peak", peak=2048, share=0.25) == "<2,00 Kio>, 25 %"
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("## key\n\n- only English\n", "1 sentences"),
+        ("## key\n\n- a\n- b\n- c\n", "3 sentences"),
+        ("## key\n\n- a\n- b\n\n## key\n\n- a\n- b\n", "stands twice"),
+        ("# one\n\n## key\n\n- a\n- b\n\n# two\n\n## key\n\n- a\n- b\n", "in two sections"),
+        ("## key\n\n- a\n- b\n\nstray\n", "stray"),
+    ],
+)
+def test_damaged_files_of_sentences_are_refused(text: str, word: str, tmp_path: Path) -> None:
+    path = tmp_path / "words.md"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=word):
+        _ = Sentences(path).pairs

@@ -9,7 +9,7 @@ import pytest
 
 import dlojz
 from dlojz.base.errors import LabError
-from dlojz.base.language import LANGUAGES, sentences, use_language
+from dlojz.base.language import LANGUAGES, use_language
 from dlojz.config.compatibility import LAYOUT, LEGAL, SENTENCES, Rule, Scope
 from dlojz.config.fields import HELP, SUBJECTS, LayoutFields, RunFields
 from dlojz.config.layout import Layout
@@ -157,7 +157,7 @@ def test_rules_have_names_of_their_own_and_an_example_each() -> None:
     assert list(BROKEN) == [rule.name for rule in RULES]
     assert {rule.scope for rule in RULES} == set(get_args(Scope))
     # What has no sentence of its own says another module's, or this one, which three rules say.
-    assert set(sentences(SENTENCES)) - set(BROKEN) == {"lengths are multiples"}
+    assert set(SENTENCES.pairs) - set(BROKEN) == {"lengths are multiples"}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
@@ -209,4 +209,4 @@ def test_a_layout_and_its_run_are_the_fields_judged() -> None:
 
 
 def test_each_field_has_help_in_both_languages() -> None:
-    assert set(sentences(HELP)) == {name for subject in SUBJECTS for name in subject.fields.model_fields}
+    assert set(HELP.pairs) == {name for subject in SUBJECTS for name in subject.fields.model_fields}

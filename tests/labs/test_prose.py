@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from dlojz.base.language import LANGUAGES, read_sentences
-from dlojz.base.language import sentences as read_pairs
 from dlojz.cli.options import help_texts
 from dlojz.hardware.evidence import measurements
 from dlojz.labs.kit.source import Code, ProseCells, in_language, read_source
@@ -83,7 +82,7 @@ PRIVATE = {
         r"\b(?:board|runs?)\b(?! \(|\.)",
     ),
 }
-IN_CODE = re.compile(r"```.*?```|`[^`]*`|--[a-z-]+|\bdlojz(?:\.| )\w+|\w*[/_][\w./]*", re.DOTALL)
+IN_CODE = re.compile(r"```.*?```|`[^`]*`|\{[\w.:!]*\}|--[a-z-]+|\bdlojz(?:\.| )\w+|\w*[/_][\w./]*", re.DOTALL)
 
 
 def of_the_labs() -> Iterator[tuple[str, str, str]]:
@@ -131,31 +130,19 @@ def of_the_package() -> Iterator[tuple[str, str, str]]:
     for path in (page for page in labs.glob("kit/data/*.md") if not page.stem.isidentifier()):
         yield path.name, path.stem.rpartition(".")[2], path.read_text(encoding="utf-8")
     of_commands = ROOT / "dlojz" / "cli"
-    pages = (page for page in sorted((ROOT / "dlojz").glob("**/*.md")) if of_commands not in page.parents)
+    pages = [page for page in sorted((ROOT / "dlojz").glob("**/*.md")) if of_commands not in page.parents]
+    pages.append(of_commands / "data" / "sentences.md")
     for path in (page for page in pages if page.stem.isidentifier()):
         for exercise, sentences in read_sentences(path.read_text(encoding="utf-8")).items():
             for key, sentence in sentences.items():
                 yield f"{path.parent.name}, {exercise}, {key}", "en", sentence.en
                 yield f"{path.parent.name}, {exercise}, {key}", "fr", sentence.fr
-    yield from of_sentence_files()
     yield from of_catalogues()
-    for path in sorted((ROOT / "dlojz" / "cli" / "data").glob("*.md")):
+    for path in (page for page in sorted((of_commands / "data").glob("*.md")) if page != pages[-1]):
         for name, text in help_texts(path.stem).items():
             yield from ((f"dlojz {name} --help", language, getattr(text, language)) for language in ("en", "fr"))
     for path in sorted((ROOT / "dlojz" / "cli" / "data" / "skills").glob("*.md")):
         yield path.name, "fr" if path.stem.endswith(".fr") else "en", path.read_text(encoding="utf-8")
-
-
-def of_sentence_files() -> Iterator[tuple[str, str, str]]:
-    """The same for the sentences of modules that keep them in a TOML file."""
-    read = re.compile(r'SentenceFile\(Path\(__file__\)\.parent((?: / "[\w.]+")+)')
-    texts = ((path, path.read_text(encoding="utf-8")) for path in sorted((ROOT / "dlojz").rglob("*.py")))
-    files = {
-        path.parent.joinpath(*re.findall(r'"(.*?)"', made[1])) for path, text in texts for made in read.finditer(text)
-    }
-    for file in sorted(files):
-        for key, pair in read_pairs(file).items():
-            yield from ((f"{file.name}, {key}", language, getattr(pair, language)) for language in LANGUAGES)
 
 
 def of_documents() -> Iterator[tuple[str, str, str]]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import sentences, use_language
+from dlojz.base.language import use_language
 from dlojz.config.fields import LayoutFields
 from dlojz.cost_model import CHECKPOINTING, Parts
 from dlojz.hardware.decoder_size import DecoderSize
@@ -22,7 +22,7 @@ from dlojz.planner.space import (
     LEAST_CONTEXT,
     NAMES,
     REASONS,
-    WORDS_FILE,
+    WORDING,
     candidates_of,
     gigabytes,
     layout_row,
@@ -257,7 +257,7 @@ def test_the_list_of_reasons_is_closed_and_told_in_both_languages() -> None:
     assert set(NAMES) - {"gpus"} == set(REASONS[2:])
     parts = {*Parts.__dataclass_fields__, *PARTS}
     families = {f"family {name}" for name in FAMILIES}
-    assert set(sentences(WORDS_FILE)) == {*NAMES, "same", *parts, *families, *CHECKPOINTING}
+    assert set(WORDING.pairs) == {*NAMES, "same", *parts, *families, *CHECKPOINTING}
     for language in ("en", "fr"):
         use_language(language)
         assert all(reason_words(name) for name in (*NAMES, "same"))

@@ -10,13 +10,12 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from dlojz.base import language
 from dlojz.base.contract import parse_json
 from dlojz.base.errors import LabError
+from dlojz.base.language import Sentences
 from dlojz.base.table import visible
 from dlojz.config.foreign_configs.shell_words import ShellScript, read_shell
 
@@ -36,7 +35,7 @@ SHOWN_CHARACTERS: Final = 40
 DATA: Final = Path(__file__).with_name("data")
 
 
-sentence = partial(language.sentence, DATA / "sentences.md")
+sentence = Sentences(DATA / "sentences.md")
 """Write a sentence about a configuration, by its key, with values in its places."""
 
 

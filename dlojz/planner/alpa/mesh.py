@@ -28,18 +28,19 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlojz.base.language import refused, sentence
+from dlojz.base.language import Sentences
 from dlojz.hardware.links import Collective, Link, bus_factor
 
 _FILE: Final = Path(__file__).with_name("data") / "alpa.md"
-alpa_sentence, alpa_refused = partial(sentence, _FILE), partial(refused, _FILE)
+alpa_sentence = Sentences(_FILE)
+alpa_refused = alpa_sentence.refused
 """A sentence about a plan, by its key, and the error that says one."""
 
 UNIT: Final = Link(1.0, 1.0)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import SentenceFile, format_seconds, say
+from dlojz.base.language import Sentences, format_seconds, say
 from dlojz.base.table import Table, facts, safe
 from dlojz.base.table import visible as table_visible
 from dlojz.display.style import BLUE, VERMILION
@@ -43,7 +43,7 @@ from dlojz.running.state import LOGS, RunFolder, quiet_s, read_all_events
 if TYPE_CHECKING:
     from dlojz.running.failures.out_of_memory import PostMortem
 
-phrase = SentenceFile(Path(__file__).parent / "data" / "diagnosis.toml")
+phrase = Sentences(Path(__file__).parent / "data" / "diagnosis.md")
 
 ALL_RANKS = "0"
 """Name that torch gives the group of all ranks."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import SentenceFile, format_bytes, refusal, say, significant
+from dlojz.base.language import Sentences, format_bytes, refusal, say, significant
 from dlojz.base.table import Table, visible
 from dlojz.config.run_config import command_of
 from dlojz.display.style import category_label, phase_label
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dlojz.hardware import Device
     from dlojz.planner.levers import Lever
 
-phrase = SentenceFile(Path(__file__).parent / "data" / "out_of_memory.toml", visible=visible)
+phrase = Sentences(Path(__file__).parent / "data" / "out_of_memory.md", visible=visible)
 
 
 _LEVERS: Final[dict[str, dict[str, Any]]] = tomllib.loads(

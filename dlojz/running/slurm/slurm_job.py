@@ -24,7 +24,7 @@ from pathlib import Path
 
 from dlojz.base.errors import LabError
 from dlojz.base.files import CHECKOUT, write_atomic
-from dlojz.base.language import SentenceFile, say
+from dlojz.base.language import Sentences, say
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware.clusters import Machine
 from dlojz.libraries.library_catalogue import own_python
@@ -34,7 +34,7 @@ from dlojz.running.slurm.slurm_queue import UNCERTAIN, ask, explain_refusal, wor
 from dlojz.running.state import CANCEL, LOGS
 from dlojz.running.store import record_refusal
 
-phrase = SentenceFile(Path(__file__).parent / "data" / "slurm_job.toml")
+phrase = Sentences(Path(__file__).parent / "data" / "slurm_job.md")
 
 STOPPED_IN_TIME = 75
 """Exit code of ranks that saved before the time limit (EX_TEMPFAIL of sysexits.h: try again later)."""

@@ -42,12 +42,12 @@ from pydantic import Field
 from dlojz.base.contract import Contract
 from dlojz.base.errors import LabError
 from dlojz.base.files import cache_folder, write_atomic
-from dlojz.base.language import SentenceFile, refusal, say
+from dlojz.base.language import Sentences, refusal, say
 from dlojz.running.folder import Job, launched_utc, open_regular, visible
 
 Standing = Literal["pending", "running", "ended", "unknown"]
 # Characters that nobody types in a name or a comment; a comment may hold a line break.
-phrase = SentenceFile(Path(__file__).parent / "data" / "slurm_queue.toml")
+phrase = Sentences(Path(__file__).parent / "data" / "slurm_queue.md")
 
 FIELD_END, RECORD_END = "\x1f", "\x1e"
 _FORMAT = ("%i", "%T", "%r", "%S", "%e", "%l", "%L", "%M", "%D", "%P", "%j", "%k")
