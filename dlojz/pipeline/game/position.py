@@ -414,9 +414,16 @@ class Position:
         ready = [str(action) for action in actions if action in self.ready]
         if ready:
             return say(en=f"{', '.join(ready)} could be placed.", fr=f"on peut placer {', '.join(ready)}.")
-        # Of what cannot be placed, the backward of the oldest micro-batch: forwards end at the memory wall.
-        oldest = min(actions, key=lambda action: (action.micro_batch, action.kind == FORWARD))
-        return self.refusal_of(oldest) or ""
+        # Of what cannot be placed, what lacks nothing of this rank: a backward first, or a forward at the memory wall.
+        counts, holds = self.counts, self.level.rank_of
+
+        def obstacles(action: Action) -> tuple[int, bool]:
+            stream = Stream(action.pipe, action.stage, action.kind)
+            missing = [source for source in self.level.inputs_of(stream) if counts[source] <= counts[stream]]
+            return sum(holds(source) == rank for source in missing), action.kind == FORWARD
+
+        nearest = min(actions, key=obstacles)
+        return self.refusal_of(nearest) or ""
 
     def _wall_in(self, rank: int, number: int, end: float) -> str:
         """What to add to a wait in which a forward could have run, but for the memory wall."""
