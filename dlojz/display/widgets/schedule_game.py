@@ -28,6 +28,7 @@ from dlojz.display.pipeline_drawing import (
     scene_of,
     unit_words,
 )
+from dlojz.pipeline.analysis import BARRIER
 from dlojz.pipeline.exchange_formats import torch_refusal
 from dlojz.pipeline.game.coach import advice_of
 from dlojz.pipeline.game.execution import ScheduleExecution
@@ -284,6 +285,8 @@ def _figures(position: Position) -> Iterator[tuple[str, str]]:
 def _drawing(position: Position) -> str:
     level, timeline = position.level, position.timeline
     facts = facts_of(timeline, critical=position.is_complete, idle=True, bounds=False)
+    if not position.is_complete:  # what lies behind the latest action is still free
+        facts["idle"] = tuple(band for band in facts["idle"] if band.name != BARRIER)
     scene = scene_of(timeline, memory_limit=level.memory_limit, **facts)
     marks = ()
     if level.measure == "makespan":
