@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from dlojz.pipeline.game import coach
 from dlojz.pipeline.game.coach import advice_of
 from dlojz.pipeline.game.execution import layers_of
 from dlojz.pipeline.game.position import (
+    DATA,
     Level,
     Position,
     in_turn,
@@ -319,6 +321,16 @@ def test_sentences_and_levels_are_in_both_languages() -> None:
     # What a text says of another schedule is simulated: 1F1B at uneven times, and interleaved under FSDP's.
     assert "takes 28 here" in english[7][1]
     assert "43,5" in french[9][1]
+
+
+def test_every_sentence_is_in_both_languages_with_the_same_values() -> None:
+    sentences = tomllib.loads((DATA / "sentences.toml").read_text(encoding="utf-8"))
+    page = sentences.pop("page")
+    assert len(sentences) > 50 and len(page) > 15
+    for name, said in {**sentences, **page}.items():
+        assert set(said) == {"en", "fr"}, name
+        fields = [sorted(re.findall(r"{\w+}", said[language])) for language in ("en", "fr")]
+        assert set(fields[0]) == set(fields[1]), name
 
 
 def test_uneven_stages_have_layers_in_proportion_to_their_forwards() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import colon, language, one_of, refusal, say, shortest, spaced_percent
+from dlojz.base.language import language, one_of, shortest, spaced_percent
 from dlojz.base.machine import cores_available
 from dlojz.base.table import safe
 from dlojz.display import style
@@ -32,7 +32,17 @@ from dlojz.pipeline.analysis import BARRIER
 from dlojz.pipeline.exchange_formats import torch_refusal
 from dlojz.pipeline.game.coach import advice_of
 from dlojz.pipeline.game.execution import ScheduleExecution
-from dlojz.pipeline.game.position import SAME, Level, Position, level_count, level_of, position_of, position_of_csv
+from dlojz.pipeline.game.position import (
+    SAME,
+    Level,
+    Position,
+    level_count,
+    level_of,
+    page_words,
+    position_of,
+    position_of_csv,
+    sentence,
+)
 from dlojz.pipeline.schedule import parse_action
 from dlojz.pipeline.simulator import Timeline, simulate
 
@@ -72,35 +82,19 @@ class ScheduleGame:
     def _run(self, position: Position) -> None:
         missing = len(position.level.reference.actions) - len(position.moves)
         if missing:
-            raise refusal(
-                en=f"{missing} of {len(position.level.reference.actions)} actions are not placed: place all of them, "
-                "then run the schedule.",
-                fr=f"{missing} actions sur {len(position.level.reference.actions)} ne sont pas placées : placez-les "
-                "toutes, puis exécutez l’ordonnancement.",
-            )
+            raise LabError(sentence("not_complete", missing=missing, total=len(position.level.reference.actions)))
         with self._lock:
             if self._execution is not None and self._execution.is_running:
-                raise refusal(
-                    en="a schedule is running: wait for its end before the next one is started.",
-                    fr="un ordonnancement s’exécute : attendez sa fin avant d’en lancer un autre.",
-                )
+                raise LabError(sentence("is_running"))
             self._execution = ScheduleExecution(position.schedule, position.level.costs)
 
     def _progress(self) -> dict[str, Any]:
         execution = self._execution
         if execution is None:
-            raise refusal(
-                en="no schedule has been run: run one.", fr="aucun ordonnancement n’a été exécuté : lancez-en un."
-            )
+            raise LabError(sentence("never_run"))
         if execution.is_running:
-            ranks = execution.schedule.ranks
-            return {
-                "running": True,
-                "sentence": say(
-                    en=f"Running on {ranks} ranks of this machine{colon()}{execution.progress} …",
-                    fr=f"Exécution sur {ranks} rangs de cette machine{colon()}{execution.progress} …",
-                ),
-            }
+            now = sentence("running", ranks=execution.schedule.ranks, progress=execution.progress)
+            return {"running": True, "sentence": now}
         result = execution.overlay()
         # matplotlib comes with it, which the rest of the page does without.
         from dlojz.display.figures.partition_figures import overlay_scene
@@ -112,48 +106,30 @@ class ScheduleGame:
 def _executed(execution: ScheduleExecution) -> str:
     """What to know of a picture of measured times."""
     ranks, cores = execution.schedule.ranks, cores_available()
-    sentence = say(
-        en="Your schedule, executed by the package’s runtime; simulated with the mean times that were measured.",
-        fr="Votre ordonnancement, exécuté par le runtime du paquet ; simulé avec les durées moyennes mesurées.",
-    )
+    words = sentence("executed")
     if cores < ranks:
-        sentence += say(
-            en=f" {ranks} ranks share {cores} cores here, so they hold each other up.",
-            fr=f" {ranks} rangs se partagent ici {cores} cœurs : ils se ralentissent mutuellement.",
-        )
+        words += sentence("few_cores", ranks=ranks, cores=cores)
     reason = torch_refusal(execution.schedule)
-    if reason:
-        sentence += say(
-            en=f" torch’s own runtime refuses it: {reason}", fr=f" Le runtime de torch le refuse : {reason}"
-        )
-    return sentence
+    return words + (sentence("torch_refuses", reason=reason) if reason else "")
 
 
 def _position(request: Mapping[str, Any]) -> tuple[Position, str]:
     """The position that follows from a request, and what to say of it."""
     number, text, deed = request.get("level"), request.get("position") or "", request["do"]
     if not isinstance(text, str) or not (number is None or type(number) is int):
-        raise refusal(
-            en=f"a level is a whole number and a position a text, but {str(number)[:20]!r} and {str(text)[:20]!r} were "
-            "received: open a level again.",
-            fr=f"un niveau est un entier et une position un texte, mais {str(number)[:20]!r} et {str(text)[:20]!r} ont "
-            "été reçus : ouvrez un niveau.",
-        )
+        raise LabError(sentence("wrong_request", number=repr(str(number)[:20]), text=repr(str(text)[:20])))
     level = None if number is None else level_of(number)
     if deed == "paste":
         if level is None:
-            raise refusal(en="no level is open: open one.", fr="aucun niveau n’est ouvert : ouvrez-en un.")
+            raise LabError(sentence("no_open_level"))
         # Orders in rows have commas; a position has none.
         position = position_of_csv(text, level) if "," in text else position_of(text, level)
-        return position, _verdict(position) or say(en="The position is taken over.", fr="La position est reprise.")
+        return position, _verdict(position) or sentence("taken_over")
     position = position_of(text, level) if text else Position(level or level_of(1))
     if deed == "undo":
         if not position.moves:
-            return position, say(
-                en="Nothing is placed: there is nothing to undo.", fr="Rien n’est placé : rien à annuler."
-            )
-        undone = position.moves[-1]
-        return position.undone, say(en=f"{undone} is taken back.", fr=f"{undone} est retirée.")
+            return position, sentence("nothing_placed")
+        return position.undone, sentence("undone", action=position.moves[-1])
     if deed == "place":
         action, rank = parse_action(str(request.get("action"))[:64]), request.get("rank")
         position = position.after(action, rank if isinstance(rank, int) else None)
@@ -166,16 +142,8 @@ def _placed(position: Position) -> str:
     action, schedule = position.moves[-1], position.schedule
     number = schedule.actions.index(action)
     start, end = (shortest(float(times[number])) for times in (position.timeline.starts, position.timeline.ends))
-    rank = schedule.rank_of(action)
-    sentence = say(
-        en=f"{action} runs on rank {rank} from {start} to {end}.",
-        fr=f"{action} tourne sur le rang {rank} de {start} à {end}.",
-    )
-    if not position.ready:
-        sentence += say(
-            en=" Dead end: no action can follow; undo.", fr=" Impasse : aucune action ne peut suivre ; annulez."
-        )
-    return sentence
+    words = sentence("placed", action=action, rank=schedule.rank_of(action), start=start, end=end)
+    return words if position.ready else words + sentence("dead_end")
 
 
 def _verdict(position: Position) -> str:
@@ -185,22 +153,19 @@ def _verdict(position: Position) -> str:
     level = position.level
     value, goal = level.value_of(position.timeline), level.goal
     named = ", ".join(position.recognised)
-    built = say(en=f" You built{colon()}{named}.", fr=f" Vous avez construit{colon()}{named}.") if named else ""
+    built = sentence("built", names=named) if named else ""
     if not position.reaches_goal:
-        over = shortest(value - goal)
-        return built.strip() + say(
-            en=f" Complete, but {shortest(value)} is {over} more than the goal {shortest(goal)}: undo, or begin again.",
-            fr=f" Complet, mais {shortest(value)} dépasse de {over} le but {shortest(goal)} : annulez, ou recommencez.",
-        )
-    better = say(en=" You beat the goal!", fr=" Vous battez le but !") if value < goal - SAME else ""
-    return say(en="Goal reached", fr="But atteint") + f"{colon()}{shortest(value)}.{better}{built}"
+        over = sentence("over_goal", value=shortest(value), over=shortest(value - goal), goal=shortest(goal))
+        return built + over
+    beaten = sentence("goal_beaten") if value < goal - SAME else ""
+    return sentence("goal_reached", value=shortest(value)) + beaten + built
 
 
 def _state(position: Position, message: str) -> dict[str, Any]:
     level = position.level
     return {
         "level": level.number,
-        "title": say(en=f"Level {level.number}", fr=f"Niveau {level.number}") + colon() + level.title,
+        "title": sentence("level_title", number=level.number, title=level.title),
         "text": level.text,
         "goal": _goal(level),
         "position": position.text,
@@ -209,30 +174,20 @@ def _state(position: Position, message: str) -> dict[str, Any]:
         "solved": position.reaches_goal,
         "ranks": list(_ranks(position)),
         "figures": list(_figures(position)),
-        "waits": [sentence[:1].upper() + sentence[1:] for sentence in position.waits()] if position.moves else [],
+        "waits": [wait[:1].upper() + wait[1:] for wait in position.waits()] if position.moves else [],
         "svg": _drawing(position),
     }
 
 
-def _measure(level: Level) -> str:
-    if level.measure == "makespan":
-        return say(en="makespan", fr="durée totale (makespan)")
-    return say(en="span", fr="portée (span)")
-
-
 def _goal(level: Level) -> str:
-    goal, limit = shortest(level.goal), level.memory_limit
-    wall = say(en="no memory wall", fr="sans mur de mémoire")
-    if limit is not None:
-        units = shortest(limit)
-        wall = say(
-            en=f"at most {units} stage-micro-batches kept on a rank",
-            fr=f"au plus {units} micro-batches d’étage par rang",
-        )
-    bubble = spaced_percent(_bubble(level, simulate(level.reference, level.costs)))
-    return say(
-        en=f"Goal: {_measure(level)} {goal}{unit_words()} (bubble {bubble}), {wall}",
-        fr=f"But : {_measure(level)} de {goal}{unit_words()} (bulle de {bubble}), {wall}",
+    limit = level.memory_limit
+    return sentence(
+        "goal",
+        measure=sentence(level.measure),
+        value=shortest(level.goal),
+        unit=unit_words(),
+        bubble=spaced_percent(_bubble(level, simulate(level.reference, level.costs))),
+        wall=sentence("no_wall") if limit is None else sentence("wall", units=shortest(limit)),
     )
 
 
@@ -246,10 +201,9 @@ def _ranks(position: Position) -> Iterator[dict[str, Any]]:
     """Per rank what it keeps, and a button for each of its streams: the next action, or why it cannot be placed."""
     level, limit = position.level, position.level.memory_limit
     for rank in range(level.reference.ranks):
-        kept_units = shortest(position.memory[rank])
-        memory = say(en=f"keeps {kept_units}", fr=f"garde {kept_units}")
+        memory = sentence("keeps", units=shortest(position.memory[rank]))
         if limit is not None:
-            memory += say(en=f" of {shortest(limit)}", fr=f" sur {shortest(limit)}")
+            memory = sentence("keeps_of", units=shortest(position.memory[rank]), limit=shortest(limit))
         buttons = []
         for stream in (stream for stream in level.streams if level.rank_of(stream) == rank):
             action = position.next_of(stream)
@@ -264,22 +218,19 @@ def _ranks(position: Position) -> Iterator[dict[str, Any]]:
                     "hint": words if reason is None else reason,
                 }
             )
-        yield {"name": say(en=f"rank {rank}", fr=f"rang {rank}"), "memory": memory, "buttons": buttons}
+        yield {"name": sentence("rank", rank=rank), "memory": memory, "buttons": buttons}
 
 
 def _figures(position: Position) -> Iterator[tuple[str, str]]:
     level, timeline = position.level, position.timeline
-    placed = len(position.moves), len(level.reference.actions)
-    yield say(en="placed", fr="placées"), say(en=f"{placed[0]} of {placed[1]}", fr=f"{placed[0]} sur {placed[1]}")
-    yield _measure(level), amount(level.value_of(timeline))
-    yield say(en="bubble", fr="bulle"), spaced_percent(_bubble(level, timeline))
+    total = len(level.reference.actions)
+    yield sentence("placed_name"), sentence("placed_of", placed=len(position.moves), total=total)
+    yield sentence(level.measure), amount(level.value_of(timeline))
+    yield sentence("bubble"), spaced_percent(_bubble(level, timeline))
     bound, is_reached = level.bound
-    how = say(en="a schedule reaches it", fr="un ordonnancement l’atteint")
-    if not is_reached:
-        how = say(en="a bound only: ask the coach for more", fr="une borne seulement : demandez conseil")
-    yield say(en="proven bound", fr="borne prouvée"), f"{amount(bound)} ({how})"
+    yield sentence("bound"), sentence("bound_reached" if is_reached else "bound_alone", value=amount(bound))
     if position.is_complete:
-        yield say(en="above the bound", fr="au-dessus de la borne"), amount(level.value_of(timeline) - bound)
+        yield sentence("above_bound"), amount(level.value_of(timeline) - bound)
 
 
 def _drawing(position: Position) -> str:
@@ -290,8 +241,8 @@ def _drawing(position: Position) -> str:
     scene = scene_of(timeline, memory_limit=level.memory_limit, **facts)
     marks = ()
     if level.measure == "makespan":
-        marks = (BoundMark(level.goal, say(en="goal ", fr="but ") + amount(level.goal), "--"),)
-    title = say(en=f"Level {level.number}", fr=f"Niveau {level.number}") + colon() + level.title
+        marks = (BoundMark(level.goal, sentence("goal_mark", value=amount(level.goal)), "--"),)
+    title = sentence("level_title", number=level.number, title=level.title)
     # The goal lies on the axis from the beginning, so that the picture keeps its scale.
     scene = replace(
         scene,
@@ -299,6 +250,8 @@ def _drawing(position: Position) -> str:
         alt=f"{title}. {scene.subtitle}.",
         width=max(scene.width, level.goal),
         marks=marks,
+        # Bars are named as the sentences name actions, so letters of chunks need no entry.
+        legend=tuple(entry for entry in scene.legend if entry[0].color != style.WHITE),
         bars=tuple(
             bar._replace(label=str(action)) for bar, action in zip(scene.bars, position.schedule.actions, strict=True)
         ),
@@ -309,78 +262,28 @@ def _drawing(position: Position) -> str:
 def _coached(position: Position) -> dict[str, Any]:
     """What the coach says, and the moves to mark."""
     if position.is_complete:
-        return {
-            "message": say(
-                en="All actions are placed: undo to ask again.", fr="Tout est placé : annulez pour redemander."
-            )
-        }
+        return {"message": sentence("coach_complete")}
     advice = advice_of(position.text)
-    equal, best = [str(action) for action in advice.equal], shortest(advice.best)
-    others = [str(action) for action in advice.unknown]
-    if not equal and not others:
-        sentence = say(
-            en="Coach: from here no schedule can be completed; undo.",
-            fr="Conseil : d’ici, aucun ordonnancement ne peut être achevé ; annulez.",
-        )
-    elif advice.is_proven:
-        moves = ", ".join(equal)
-        sentence = say(
-            en=f"Coach: the best that can still be reached is {best} (proven), "
-            + (f"by {moves} alike." if len(equal) > 1 else f"by {moves} only."),
-            fr=f"Conseil : on peut encore atteindre {best} au mieux (prouvé), "
-            + (f"avec {moves} indifféremment." if len(equal) > 1 else f"avec {moves} seulement."),
-        )
+    equal = [str(action) for action in advice.equal]
+    values = {"best": shortest(advice.best), "moves": ", ".join(equal), "bound": shortest(advice.bound)}
+    if advice.is_proven:
+        key = "coach_dead_end" if not equal else "coach_only" if len(equal) == 1 else "coach_alike"
     else:
-        bound = shortest(advice.bound)
-        reached = say(en=f"{best} by {', '.join(equal)}", fr=f"{best} avec {', '.join(equal)}") if equal else "—"
-        sentence = say(
-            en=f"Coach: too many orders to search them all. Nothing beats {bound}; found so far: {reached}.",
-            fr=f"Conseil : trop d’ordres pour les chercher tous. Rien ne bat {bound} ; trouvé : {reached}.",
-        )
-    return {"message": sentence, "coach": equal}
+        key = "coach_bound" if equal else "coach_bound_alone"
+    return {"message": sentence(key, **values), "coach": equal}
 
 
 def game_page() -> str:
     """Write the page: words in the reader's language, colours of the palette; all else its script asks for."""
-    words = {
-        "level": say(en="Level", fr="Niveau"),
-        "previous": say(en="Previous level", fr="Niveau précédent"),
-        "next": say(en="Next level", fr="Niveau suivant"),
-        "undo": say(en="Undo (U)", fr="Annuler (U)"),
-        "restart": say(en="Begin again", fr="Recommencer"),
-        "coach": say(en="Coach (C)", fr="Conseil (C)"),
-        "run": say(en="Run on ranks (R)", fr="Exécuter sur des rangs (R)"),
-        "ranks": say(en="Actions of each rank", fr="Actions de chaque rang"),
-        "waits": say(en="Why ranks wait", fr="Pourquoi des rangs attendent"),
-        "share": say(
-            en="Position (copy it; or paste one, or one row of actions per rank)",
-            fr="Position (à copier ; ou collez-en une, ou une ligne d’actions par rang)",
-        ),
-        "take": say(en="Take over", fr="Reprendre"),
-        "copy": say(en="Copy", fr="Copier"),
-        "copied": say(en="Copied.", fr="Copié."),
-        "lost": say(
-            en="The server does not answer: start `dlojz pipeline --play` again.",
-            fr="Le serveur ne répond pas : relancez `dlojz pipeline --play`.",
-        ),
-        "thinking": say(en="The coach searches …", fr="Le conseil cherche …"),
-        "help": say(
-            en="An action is stage, kind, micro-batch: 2F0 is the forward of micro-batch 0 in stage 2. Arrows choose, "
-            "Enter places, U or Backspace takes back, C asks the coach, R runs.",
-            fr="Une action s’écrit étage, genre, micro-batch : 2F0 est la passe avant du micro-batch 0 dans l’étage 2. "
-            "Les flèches choisissent, Entrée place, U ou Retour arrière annule, C demande conseil, R exécute.",
-        ),
-        "levels": [level_of(number).title for number in range(1, level_count() + 1)],
-    }
+    words = page_words() | {"levels": [level_of(number).title for number in range(1, level_count() + 1)]}
     names = ("ink", "edge", "quiet", "frame", "rule", "pale", "white", "blue", "vermilion", "green_tint", "sky_tint")
     palette = {name.replace("_", "-"): getattr(style, name.upper()) for name in names}
     palette |= {f"kind-{kind}": style.SCHEDULE_STYLES[kind].color for kind in "FBIW"}
     colours = "".join(f"--{name}:{color};" for name, color in palette.items())
-    title = say(en="dlojz: build a pipeline schedule", fr="dlojz : construire un ordonnancement de pipeline")
     return (
         f'<!DOCTYPE html><html lang="{language()}"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{safe(title)}</title><style>:root{{{colours}}}</style>"
+        f"<title>{safe(words['title'])}</title><style>:root{{{colours}}}</style>"
         f'<link rel="stylesheet" href="{LOOKS}"><link rel="icon" href="data:,"></head><body>'
         f'<main id="game" data-words="{safe_json(words)}"></main>'
         f'<script type="module" src="{SCRIPT}"></script></body></html>'

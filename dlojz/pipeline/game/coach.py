@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from dlojz.pipeline.game.position import SAME, Level, Position, Stream, position_of
+from dlojz.pipeline.game.position import SAME, Level, Position, position_of, stream_of
 from dlojz.pipeline.schedule import Action
 from dlojz.pipeline.simulator import durations_of
 
@@ -97,7 +97,7 @@ class _Search:
         """The state of a position."""
         state, numbers = self.empty, {stream: number for number, stream in enumerate(self.streams)}
         for action in position.moves:
-            state = self.after(state, numbers[Stream(action.pipe, action.stage, action.kind)])
+            state = self.after(state, numbers[stream_of(action)])
         return state
 
     def _tails(self) -> list[list[float]]:
@@ -255,7 +255,7 @@ def advice_of(text: str) -> Advice:
     state = search.state_of(position)
     moves = []
     for action in position.ready:
-        child = search.after(state, search.streams.index(Stream(action.pipe, action.stage, action.kind)))
+        child = search.after(state, search.streams.index(stream_of(action)))
         moves.append((search.bound(child), action, child))
     # The most promising first: what cannot reach its value need not be searched.
     moves.sort(key=lambda move: move[0])

@@ -21,9 +21,10 @@ from collections.abc import Callable, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import language, refusal, say
+from dlojz.base.language import language
 from dlojz.base.machine import PARENT_VARIABLE, die_with_parent
 from dlojz.pipeline.exchange_formats import from_csv, to_csv
+from dlojz.pipeline.game.position import sentence
 from dlojz.pipeline.schedule import Action, Costs, Schedule
 from dlojz.pipeline.simulator import MeasuredOverlay, overlay
 from dlojz.results.record import Span
@@ -55,7 +56,7 @@ class ScheduleExecution:
 
     def __init__(self, schedule: Schedule, costs: Costs) -> None:
         self.schedule = schedule
-        self.progress = say(en="the ranks start", fr="les rangs démarrent")
+        self.progress = sentence("ranks_start")
         self._spans: list[Span] = []
         self._error = ""
         request = {"csv": to_csv(schedule), "layers": layers_of(costs, schedule.stages)}
@@ -94,12 +95,7 @@ class ScheduleExecution:
         """
         self._reader.join()
         if self._error or not self._spans:
-            reason = self._error or say(en="the ranks ended early", fr="les rangs se sont arrêtés")
-            raise refusal(
-                en=f"the schedule did not run to its end: {reason}; run it again, on a machine with free cores.",
-                fr=f"l’ordonnancement n’a pas été exécuté jusqu’au bout : {reason} ; relancez-le, sur une machine qui "
-                "a des cœurs libres.",
-            )
+            raise LabError(sentence("run_failed", reason=self._error or sentence("ended_early")))
         return overlay(self.schedule, self._spans)
 
     def _read(self) -> None:
@@ -173,7 +169,7 @@ def _main(source: IO[str]) -> None:
     total = WARM_UP_STEPS + STEPS
 
     def report(number: int) -> None:
-        _write({"progress": say(en=f"step {number} of {total}", fr=f"pas {number} sur {total}")})
+        _write({"progress": sentence("step_of", number=number, total=total)})
 
     def work(rank: int, size: int) -> list[dict[str, Any]]:
         # The first rank speaks for all.
@@ -183,7 +179,7 @@ def _main(source: IO[str]) -> None:
     answers = spmd(work, schedule.ranks, wall_s=WALL_S, limit_s=WALL_S)
     failure = first_failure(answers)
     if failure:
-        _write({"error": say(en=f"rank {failure[0]}: {failure[1]}", fr=f"rang {failure[0]} : {failure[1]}")})
+        _write({"error": sentence("rank_failed", rank=failure[0], reason=failure[1])})
         return
     for answer in answers:
         _write({"spans": answer.value})

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import refusal, say, shortest
+from dlojz.base.language import language, shortest
 from dlojz.pipeline.analysis import gaps, lower_bound
 from dlojz.pipeline.exchange_formats import read_csv
 from dlojz.pipeline.optimum.shortest_schedule import Objective, optimum
@@ -42,7 +42,7 @@ from dlojz.pipeline.schedule_catalogue import SCHEDULES, build
 from dlojz.pipeline.simulator import Timeline, deltas, input_delay, simulate
 from dlojz.pipeline.validity import check
 
-LEVELS_FILE = Path(__file__).with_name("data") / "levels.toml"
+DATA = Path(__file__).with_name("data")
 OPTIMUM = "optimum"
 """Reference of a level that is no schedule of the catalogue, but the shortest one that was proven."""
 MAX_TEXT = 4096
@@ -60,6 +60,11 @@ class Stream(NamedTuple):
 
     def __str__(self) -> str:
         return f"{'u' if self.pipe else ''}{self.stage}{self.kind}"
+
+
+def stream_of(action: Action) -> Stream:
+    """The stream of an action."""
+    return Stream(action.pipe, action.stage, action.kind)
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,7 @@ class Level:
         """Actions of each stream in order, each stream after those whose output it reads."""
         actions: dict[Stream, list[Action]] = {}
         for action in sorted(self.reference.actions, key=lambda action: action.micro_batch):
-            actions.setdefault(Stream(action.pipe, action.stage, action.kind), []).append(action)
+            actions.setdefault(stream_of(action), []).append(action)
         # Forwards from the first stage on, then backwards from the last one on, then those for weights.
         phases = (FORWARD, BACKWARD + BACKWARD_INPUT, BACKWARD_WEIGHT)
 
@@ -151,17 +156,30 @@ def in_turn(schedule: Schedule) -> Schedule:
     """Number the micro-batches anew, so that every stage takes them in turn; times and memory stay."""
     streams: dict[Stream, list[int]] = {}
     for action in schedule.actions:
-        streams.setdefault(Stream(action.pipe, action.stage, action.kind), []).append(action.micro_batch)
+        streams.setdefault(stream_of(action), []).append(action.micro_batch)
     numbers = {stream: iter(sorted(micro_batches)) for stream, micro_batches in streams.items()}
     return schedule.with_orders(
-        [action._replace(micro_batch=next(numbers[Stream(action.pipe, action.stage, action.kind)])) for action in order]
-        for order in schedule.orders
+        [action._replace(micro_batch=next(numbers[stream_of(action)])) for action in order] for order in schedule.orders
     )
 
 
 @cache
+def _toml(name: str) -> dict[str, Any]:
+    return tomllib.loads((DATA / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def sentence(key: str, **values: object) -> str:
+    """Write a sentence of the game in the reader's language, with its values filled in."""
+    return str(_toml("sentences")[key][language()]).format(**values)
+
+
+def page_words() -> dict[str, str]:
+    """Return the words of the page in the reader's language, by name."""
+    return {name: said[language()] for name, said in _toml("sentences")["page"].items()}
+
+
 def _entries() -> list[dict[str, Any]]:
-    entries: list[dict[str, Any]] = tomllib.loads(LEVELS_FILE.read_text(encoding="utf-8"))["level"]
+    entries: list[dict[str, Any]] = _toml("levels")["level"]
     return entries
 
 
@@ -177,19 +195,16 @@ def level_of(number: int) -> Level:
         LabError: if there is none.
     """
     if not 1 <= number <= level_count():
-        raise refusal(
-            en=f"there are levels 1 to {level_count()}, but {number} was received: choose one of these.",
-            fr=f"il y a les niveaux 1 à {level_count()}, mais {number} a été reçu : choisissez l’un d’eux.",
-        )
+        raise LabError(sentence("no_level", levels=level_count(), number=number))
     entry = _entries()[number - 1]
     reference, costs = _reference(number)
-    text = say(en=entry["text_en"], fr=entry["text_fr"])
+    text = entry[f"text_{language()}"]
     if "rival" in entry:
         rivals = dict(_catalogue(number))
         text = text.replace("{rival}", shortest(simulate(rivals[entry["rival"]], costs).makespan))
     return Level(
         number,
-        say(en=entry["title_en"], fr=entry["title_fr"]),
+        entry[f"title_{language()}"],
         text,
         reference,
         costs,
@@ -256,7 +271,7 @@ class Position:
     @cached_property
     def counts(self) -> Counter[Stream]:
         """How many actions of each stream are placed."""
-        return Counter(Stream(action.pipe, action.stage, action.kind) for action in self.moves)
+        return Counter(stream_of(action) for action in self.moves)
 
     @cached_property
     def memory(self) -> tuple[float, ...]:
@@ -283,55 +298,29 @@ class Position:
         Args:
             rank: where it is to be placed; by default the rank that holds its stage.
         """
-        stream = Stream(action.pipe, action.stage, action.kind)
+        stream, values = stream_of(action), {"action": action, "stage": action.stage, "level": self.level.number}
         if action not in self.level.streams.get(stream, ()):
-            return say(
-                en=f"{action} is no action of level {self.level.number}: choose one of its buttons.",
-                fr=f"{action} n’est pas une action du niveau {self.level.number} : choisissez un de ses boutons.",
-            )
+            return sentence("no_action", **values)
         holder = self.level.rank_of(stream)
         if rank is not None and rank != holder:
-            return say(
-                en=f"{action} belongs to rank {holder}, which holds stage {action.stage}, but rank {rank} was "
-                f"received: place it on rank {holder}.",
-                fr=f"{action} revient au rang {holder}, qui porte l’étage {action.stage}, mais le rang {rank} a été "
-                f"reçu : placez-la sur le rang {holder}.",
-            )
+            return sentence("other_rank", holder=holder, rank=rank, **values)
         expected = self.next_of(stream)
         if action in self.moves or expected is None:
-            return say(
-                en=f"{action} is already placed on rank {holder}: each action runs once.",
-                fr=f"{action} est déjà placée sur le rang {holder} : chaque action s’exécute une fois.",
-            )
+            return sentence("already_placed", holder=holder, **values)
         if action != expected:
-            return say(
-                en=f"{action} is not in turn: stage {action.stage} takes the micro-batches in order, place {expected} "
-                "before it.",
-                fr=f"ce n’est pas le tour de {action} : l’étage {action.stage} prend les micro-batches dans l’ordre, "
-                f"placez {expected} avant elle.",
-            )
+            return sentence("not_in_turn", expected=expected, **values)
         for source in self.level.inputs_of(stream):
             needed = self.level.streams[source][self.counts[stream]]
             if self.counts[source] <= self.counts[stream]:
-                return say(
-                    en=f"{action} needs the result of {needed}, which is not placed yet on rank "
-                    f"{self.level.rank_of(source)}: place {needed} before it.",
-                    fr=f"{action} a besoin du résultat de {needed}, qui n’est pas encore placée sur le rang "
-                    f"{self.level.rank_of(source)} : placez {needed} d’abord.",
-                )
+                return sentence("input_missing", action=action, needed=needed, rank=self.level.rank_of(source))
         return self._memory_wall(action, stream, self.memory[holder])
 
     def _memory_wall(self, action: Action, stream: Stream, kept_units: float) -> str | None:
         limit, highest = self.level.memory_limit, kept_units + self.level.memory_of(stream)[0]
         if limit is None or highest <= limit + SAME:
             return None
-        rank, size = self.level.rank_of(stream), (shortest(kept_units), shortest(limit))
-        return say(
-            en=f"memory wall: rank {rank} keeps {size[0]} of at most {size[1]} stage-micro-batches, and {action} would "
-            f"make it {shortest(highest)}: place a backward of rank {rank} before it.",
-            fr=f"mur de mémoire : le rang {rank} garde {size[0]} micro-batch(es) d’étage sur {size[1]} au plus, et "
-            f"{action} en ferait {shortest(highest)} : placez d’abord une passe arrière du rang {rank}.",
-        )
+        amounts = {"units": shortest(kept_units), "limit": shortest(limit), "highest": shortest(highest)}
+        return sentence("memory_wall", action=action, rank=self.level.rank_of(stream), **amounts)
 
     def after(self, action: Action, rank: int | None = None) -> Position:
         """Place an action.
@@ -352,7 +341,7 @@ class Position:
     @property
     def text(self) -> str:
         """The position as one line, safe in a URL."""
-        moves = "".join(str(Stream(action.pipe, action.stage, action.kind)) for action in self.moves)
+        moves = "".join(str(stream_of(action)) for action in self.moves)
         return _checked(f"1.{self.level.number}.{moves}.")
 
     @property
@@ -377,13 +366,9 @@ class Position:
             begin, _ = merged.get((gap.rank, gap.before), (gap.start, gap.end))
             merged[gap.rank, gap.before] = begin, gap.end
         for (rank, number), (start, end) in merged.items():
-            en, fr = f"rank {rank} waits", f"le rang {rank} attend"
-            if end > start:
-                en += f" from {shortest(start)} to {shortest(end)}"
-                fr += f" de {shortest(start)} à {shortest(end)}"
+            span = {"rank": rank, "start": shortest(start), "end": shortest(end)}
             if number is None:
-                reason = self._end_of(rank)
-                yield say(en=f"{en}: {reason}", fr=f"{fr} : {reason}")
+                yield sentence("wait", reason=self._end_of(rank), **span)
                 continue
             producers = [graph.needs[number], *(source for index, source in graph.also if index == number)]
             arrivals = [
@@ -392,12 +377,14 @@ class Position:
                 if source < graph.actions
             ]
             source = max(arrivals)[1]
-            action, needed = schedule.actions[number], schedule.actions[source]
-            holder, arrival = int(graph.rank[source]), shortest(float(ends[source]))
-            wall = self._wall_in(rank, number, end)
-            yield say(
-                en=f"{en} because {action} needs {needed} of rank {holder}, which ends at {arrival}{wall}.",
-                fr=f"{fr} parce que {action} a besoin de {needed} du rang {holder}, qui finit à {arrival}{wall}.",
+            yield sentence(
+                "wait_for",
+                action=schedule.actions[number],
+                needed=schedule.actions[source],
+                holder=int(graph.rank[source]),
+                arrival=shortest(float(ends[source])),
+                wall=self._wall_in(rank, number, end),
+                **span,
             )
 
     def _end_of(self, rank: int) -> str:
@@ -405,20 +392,16 @@ class Position:
         streams = [stream for stream in self.level.streams if self.level.rank_of(stream) == rank]
         actions = [action for action in map(self.next_of, streams) if action is not None]
         if not actions:
-            ends = self.timeline.ends
-            latest = self.schedule.actions[int(ends.argmax())]
-            return say(
-                en=f"all its actions are placed; {latest} of rank {self.schedule.rank_of(latest)} ends the step.",
-                fr=f"toutes ses actions sont placées ; {latest}, du rang {self.schedule.rank_of(latest)}, clôt le pas.",
-            )
+            latest = self.schedule.actions[int(self.timeline.ends.argmax())]
+            return sentence("rank_complete", latest=latest, rank=self.schedule.rank_of(latest))
         ready = [str(action) for action in actions if action in self.ready]
         if ready:
-            return say(en=f"{', '.join(ready)} could be placed.", fr=f"on peut placer {', '.join(ready)}.")
+            return sentence("could_be_placed", actions=", ".join(ready))
         # Of what cannot be placed, what lacks nothing of this rank: a backward first, or a forward at the memory wall.
         counts, holds = self.counts, self.level.rank_of
 
         def obstacles(action: Action) -> tuple[int, bool]:
-            stream = Stream(action.pipe, action.stage, action.kind)
+            stream = stream_of(action)
             missing = [source for source in self.level.inputs_of(stream) if counts[source] <= counts[stream]]
             return sum(holds(source) == rank for source in missing), action.kind == FORWARD
 
@@ -429,7 +412,7 @@ class Position:
         """What to add to a wait in which a forward could have run, but for the memory wall."""
         schedule = self.schedule
         before = schedule.orders[rank][: number - schedule.first_of_rank[rank]]
-        counts = Counter(Stream(action.pipe, action.stage, action.kind) for action in before)
+        counts = Counter(stream_of(action) for action in before)
         memory = sum(count * self.level.memory_of(stream)[1] for stream, count in counts.items())
         number_of = {action: index for index, action in enumerate(schedule.actions)}
         for stream, actions in self.level.streams.items():
@@ -444,7 +427,7 @@ class Position:
                 for source in sources
             ]
             if max(arrivals, default=0.0) < end - SAME and self._memory_wall(action, stream, memory):
-                return say(en=f", and the memory wall keeps {action} out", fr=f", et le mur de mémoire exclut {action}")
+                return sentence("wall_in_wait", action=action)
         return ""
 
 
@@ -464,22 +447,12 @@ def position_of(text: str, level: Level | None = None) -> Position:
     written = text.strip().removeprefix("#")
     version = re.match(r"(\d{1,9})\.\d", written)
     if version and version[1] != "1":
-        raise refusal(
-            en=f"positions of version {version[1]} are not known here, which reads version 1: use the release of dlojz "
-            "that wrote it.",
-            fr=f"les positions de version {version[1]} ne sont pas connues ici, où l’on lit la version 1 : prenez la "
-            "version de dlojz qui l’a écrite.",
-        )
+        raise LabError(sentence("other_version", version=version[1]))
     match = _POSITION.fullmatch(written) if len(written) <= MAX_TEXT and written.isascii() else None
     if match is None or _checked(written[:-8]) != written:
         raise _damaged(written)
     if level is not None and int(match["level"]) != level.number:
-        raise refusal(
-            en=f"this position is of level {int(match['level'])}, but level {level.number} is open: open level "
-            f"{int(match['level'])} for it.",
-            fr=f"cette position est du niveau {int(match['level'])}, mais le niveau {level.number} est ouvert : ouvrez "
-            f"pour elle le niveau {int(match['level'])}.",
-        )
+        raise LabError(sentence("other_level", number=int(match["level"]), level=level.number))
     position = Position(level or level_of(int(match["level"])))
     for pipe, stage, kind in re.findall(r"(u?)(\d{1,2})([FBIW])", match["moves"]):
         stream = Stream(int(bool(pipe)), int(stage), kind)
@@ -492,12 +465,7 @@ def position_of(text: str, level: Level | None = None) -> Position:
 
 def _damaged(text: str) -> LabError:
     beginning = text[:40].encode("ascii", "backslashreplace").decode()
-    return refusal(
-        en=f"{beginning!r} is no whole position: copy its line again, from the 1. at its beginning to the eight signs "
-        "at its end.",
-        fr=f"{beginning!r} n’est pas une position entière : recopiez sa ligne, du 1. du début aux huit signes de la "
-        "fin.",
-    )
+    return LabError(sentence("damaged", text=repr(beginning)))
 
 
 def position_of_csv(text: str, level: Level) -> Position:
@@ -510,12 +478,7 @@ def position_of_csv(text: str, level: Level) -> Position:
     schedule = read_csv(text)
     if (schedule.placement, schedule.micro_batches) != (level.reference.placement, level.reference.micro_batches):
         sizes = [f"{s.ranks} × {s.stages} × {s.micro_batches}" for s in (level.reference, schedule)]
-        raise refusal(
-            en=f"level {level.number} has {sizes[0]} ranks, stages and micro-batches, each stage on its rank, but the "
-            f"schedule has {sizes[1]}, or other ranks for the stages: give one of the level's size.",
-            fr=f"le niveau {level.number} a {sizes[0]} rangs, étages et micro-batches, chaque étage sur son rang, mais "
-            f"l’ordonnancement a {sizes[1]}, ou d’autres rangs pour les étages : donnez-en un de la taille du niveau.",
-        )
+        raise LabError(sentence("other_size", level=level.number, size=sizes[0], received=sizes[1]))
     if len(set(schedule.actions)) < len(schedule.actions):
         check(schedule)  # which names the action that stands twice
     position, renamed = Position(level), in_turn(schedule)
