@@ -221,7 +221,7 @@ def test_the_coach_sees_a_dead_end_at_the_memory_wall() -> None:
     level = replace(small_level("interleaved", 2, 2), memory_limit=1.0)
     position = played(level, "0F0 1F0")
     assert position.ready == ()
-    assert "memory wall" in " ".join(position.waits())
+    assert "memory wall" in (position.refusal_of(parse_action("2F0")) or "")
 
 
 def test_every_idle_gap_says_what_it_waits_for() -> None:
@@ -327,9 +327,9 @@ def test_every_sentence_is_in_both_languages_with_the_same_values() -> None:
     sentences = tomllib.loads((DATA / "sentences.toml").read_text(encoding="utf-8"))
     page = sentences.pop("page")
     assert len(sentences) > 50 and len(page) > 15
-    for name, said in {**sentences, **page}.items():
-        assert set(said) == {"en", "fr"}, name
-        fields = [sorted(re.findall(r"{\w+}", said[language])) for language in ("en", "fr")]
+    for name, texts in {**sentences, **page}.items():
+        assert set(texts) == {"en", "fr"}, name
+        fields = [sorted(re.findall(r"{\w+}", texts[language])) for language in ("en", "fr")]
         assert set(fields[0]) == set(fields[1]), name
 
 

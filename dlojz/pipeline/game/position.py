@@ -175,7 +175,7 @@ def sentence(key: str, **values: object) -> str:
 
 def page_words() -> dict[str, str]:
     """Return the words of the page in the reader's language, by name."""
-    return {name: said[language()] for name, said in _toml("sentences")["page"].items()}
+    return {name: texts[language()] for name, texts in _toml("sentences")["page"].items()}
 
 
 def _entries() -> list[dict[str, Any]]:
