@@ -239,7 +239,7 @@ def _drawing(position: Position) -> str:
     if not position.is_complete:  # what lies behind the latest action is still free
         facts["idle"] = tuple(band for band in facts["idle"] if band.name != BARRIER)
     scene = scene_of(timeline, memory_limit=level.memory_limit, **facts)
-    marks = ()
+    marks: tuple[BoundMark, ...] = ()
     if level.measure == "makespan":
         marks = (BoundMark(level.goal, sentence("goal_mark", value=amount(level.goal)), "--"),)
     title = sentence("level_title", number=level.number, title=level.title)
