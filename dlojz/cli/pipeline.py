@@ -8,8 +8,10 @@ before anything is printed.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
+import webbrowser
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -148,7 +150,9 @@ TEXT_WIDTH = 110
 def pipeline_command(args: Given, answer: Answer) -> None:
     """Draw, compare or export schedules."""
     _check(args)
-    if args["list"]:
+    if args["play"]:
+        _play(args, answer)
+    elif args["list"]:
         answer(listing(args["json"]))
     elif args["compare"]:
         _compare(args, answer)
@@ -164,7 +168,9 @@ def _check(args: Given) -> None:
     """
     comparing, mode = args["compare"], ""
     excluded: tuple[str, ...] = ()
-    if args["list"]:
+    if args["play"]:
+        mode, excluded = "--play", tuple(name for name in args if name not in ("play", "no_browser", "words"))
+    elif args["list"]:
         # Beside --list every other option is useless.
         mode, excluded = "--list", tuple(name for name in args if name not in ("list", "json", "words"))
     elif comparing:
@@ -179,7 +185,8 @@ def _check(args: Given) -> None:
             fr=f"{option} ne sert à rien à côté de {mode} : retirez l’un des deux.",
         )
     check_needs(args, "color", "png")
-    if args[WORDS] and not comparing:
+    check_needs(args, "no_browser", "play")
+    if args[WORDS] and not (comparing or args["play"]):
         name = args[WORDS][0]
         raise refusal(
             en=f"the word {name!r} stands alone: write --schedule {name} to draw one schedule, or --compare to compare "
@@ -187,6 +194,40 @@ def _check(args: Given) -> None:
             fr=f"le mot {name!r} est seul : écrivez --schedule {name} pour dessiner un ordonnancement, ou --compare "
             "pour en comparer.",
         )
+
+
+def _play(args: Given, answer: Answer) -> None:
+    """Serve the page of the game until Ctrl-C.
+
+    Raises:
+        LabError: for a level that there is not.
+    """
+    from dlojz.display.widgets.game_server import GameServer
+    from dlojz.pipeline.game.position import level_of
+
+    if len(args[WORDS]) > 1:
+        received = " ".join(args[WORDS])
+        raise refusal(
+            en=f"--play takes one level, but {received!r} was received: write --play 4.",
+            fr=f"--play prend un niveau, mais {received!r} a été reçu : écrivez --play 4.",
+        )
+    level = level_of(number("--play", args[WORDS][0] if args[WORDS] else "1", int))
+    with GameServer(level.number) as server:
+        answer(
+            en=f"{server.url}\nOpen this address in a browser of this machine; Ctrl-C ends the game.",
+            fr=f"{server.url}\nOuvrez cette adresse dans un navigateur de cette machine ; Ctrl-C termine le jeu.",
+        )
+        sys.stdout.flush()
+        # A text browser would take the terminal: only where there are windows.
+        if not args["no_browser"] and (sys.platform == "darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()):
+            webbrowser.open(server.url)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            tell(
+                en="the game has ended; its position stays in the address of the page.",
+                fr="le jeu est terminé ; sa position reste dans l’adresse de la page.",
+            )
 
 
 def _show(args: Given, answer: Answer) -> None:

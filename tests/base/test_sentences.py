@@ -65,8 +65,8 @@ def test_sentences_and_the_calls_that_write_them_agree(file: Path) -> None:
 def test_sentences_write_values_as_their_places_say(tmp_path: Path) -> None:
     path = tmp_path / "words.md"
     path.write_text(
-        "What it is for.\n\n## peak\n\n- {peak:bytes}, {share:percent 0}, {name!r}\n- {peak:bytes}, {share:spaced 0}\n\n"
-        "## columns\n\n- layout; ; step ({unit})\n- layout\n"
+        "What it is for.\n\n## peak\n\n- {peak:bytes}, {share:percent 0}, {name!r}\n- {peak:bytes}, {share:spaced 0}\n"
+        "\n## columns\n\n- layout; ; step ({unit})\n- layout\n"
     )
     phrase = Sentences(path, bytes=lambda size: f"<{format_bytes(size)}>")
     assert phrase("peak", peak=2048, share=0.25, name="a") == "<2.00 KiB>, 25%, 'a'"
