@@ -332,8 +332,8 @@ def without_user() -> list[str]:
 
 def _texts() -> Iterable[Path]:
     for folder, pattern in (
-        ("dlojz", "*.py"), ("solutions", "*.py"), ("benchmarks", "*.py"), ("slurm", "*"), ("docs", "*.md"),
-        (".", "*.md"),
+        ("dlojz", "*.py"), ("dlojz", "*.toml"), ("solutions", "*.py"), ("benchmarks", "*.py"), ("slurm", "*"),
+        ("docs", "*.md"), (".", "*.md"),
     ):  # fmt: skip
         found = ROOT.glob(pattern) if folder == "." else (ROOT / folder).rglob(pattern)
         yield from (

@@ -52,11 +52,11 @@ WITHOUT_USER: dict[str, str] = {}
 
 CEILINGS = {
     "modules": 419,
-    "lines of the package": 127_200,
-    "lines of the tests": 74_700,
-    "names of optimizers spelled outside their registry": 67,
-    "names of engines spelled outside their registry": 70,
-    "names of schedules spelled outside their registry": 144,
+    "lines of the package": 121_000,
+    "lines of the tests": 74_400,
+    "names of optimizers spelled outside their registry": 65,
+    "names of engines spelled outside their registry": 63,
+    "names of schedules spelled outside their registry": 138,
 }
 VAGUE_PERCENT = {"all": 0.8, "solutions": 4.6}
 """Most vague names among those that are bound, in percent; of every room, `IN_A_ROOM`."""
@@ -357,8 +357,9 @@ def _is_unsafe(called: str, node: ast.Call) -> bool:
 
 
 def test_nothing_is_unpickled_and_no_text_reaches_a_shell() -> None:
-    # A rank that is a thread runs the cell that its student has written, as a notebook's kernel does.
-    files = [file for file in FILES if str(file) != "ranks/thread_ranks.py"]
+    # A rank that is a thread runs the cell that its student has written, as a notebook's kernel does; a mistake of an
+    # exercise is an edit of the package's own source.
+    files = [file for file in FILES if str(file) not in ("ranks/thread_ranks.py", "labs/kit/exercise_texts.py")]
     found = [place for file in files for place, called, node in calls_of(file) if _is_unsafe(called, node)]
     found += [
         f"{file}:{node.lineno} imports pickle"

@@ -202,7 +202,7 @@ def _play(args: Given, answer: Answer) -> None:
     Raises:
         LabError: for a level that there is not.
     """
-    from dlojz.display.widgets.game_server import GameServer
+    from dlojz.display.widgets.schedule_game import GameServer
     from dlojz.pipeline.game.position import level_of
 
     if len(args[WORDS]) > 1:

@@ -208,8 +208,8 @@ def _computations(device: Any, ranks: int) -> Iterator[tuple[Timed, Callable[[],
 def _products(device: Any) -> Iterator[tuple[Timed, Callable[[], Any]]]:
     import torch
 
-    def times(call: Callable[[Any, Any], Any], left: Any, right: Any) -> Callable[[], Any]:
-        return lambda: call(left, right)
+    def times(call: Callable[[Any, Any], Any], lhs: Any, rhs: Any) -> Callable[[], Any]:
+        return lambda: call(lhs, rhs)
 
     on_gpu = device.type == "cuda"
     sizes = PRODUCTS_ON_GPU if on_gpu else PRODUCTS
@@ -217,14 +217,14 @@ def _products(device: Any) -> Iterator[tuple[Timed, Callable[[], Any]]]:
     for precision, precision_sizes in sizes_by_precision:
         kind = torch.bfloat16 if precision == "bf16" else torch.float32
         for m, n, k in precision_sizes:
-            left, right = torch.randn(m, k, device=device, dtype=kind), torch.randn(k, n, device=device, dtype=kind)
-            yield Timed("product", (m, n, k, 1), 1.0, f"{m}×{n}×{k}", precision), times(torch.mm, left, right)
+            lhs, rhs = torch.randn(m, k, device=device, dtype=kind), torch.randn(k, n, device=device, dtype=kind)
+            yield Timed("product", (m, n, k, 1), 1.0, f"{m}×{n}×{k}", precision), times(torch.mm, lhs, rhs)
         # On a CPU attention is timed in fp32 alone.
         for m, n, k, heads in ATTENTION_ON_GPU if on_gpu else ATTENTION if precision == "fp32" else ():
-            left = torch.randn(heads, m, k, device=device, dtype=kind)
-            right = torch.randn(heads, k, n, device=device, dtype=kind)
+            lhs = torch.randn(heads, m, k, device=device, dtype=kind)
+            rhs = torch.randn(heads, k, n, device=device, dtype=kind)
             label = f"{heads}×({m}×{n}×{k})"
-            yield Timed("attention", (m, n, k, heads), 1.0, label, precision), times(torch.bmm, left, right)
+            yield Timed("attention", (m, n, k, heads), 1.0, label, precision), times(torch.bmm, lhs, rhs)
 
 
 def _convolutions(device: Any) -> Iterator[tuple[Timed, Callable[[], Any]]]:
@@ -394,9 +394,9 @@ def chain_parts() -> Callable[[], Any]:
     narrow_gradient, wide_gradient = torch.randn(ROWS, CHAIN_WIDTH), torch.randn(ROWS, wider)
 
     def call() -> None:
-        for left, right in pairs:
+        for lhs, rhs in pairs:
             for _ in range(3 * LAYERS):  # forward and two gradients
-                torch.mm(left, right)
+                torch.mm(lhs, rhs)
         for _ in range(LAYERS):
             torch.autograd.grad(F.layer_norm(narrow_x, (CHAIN_WIDTH,), gain), (narrow_x, gain), narrow_gradient)
         for _ in range(LAYERS):
@@ -633,13 +633,13 @@ def _meeting(often: int, group: Any = None, *, products: int = MEETING_PRODUCTS)
     import torch
     import torch.distributed as dist
 
-    left, right = torch.randn(512, 512), torch.randn(512, 128)
+    lhs, rhs = torch.randn(512, 512), torch.randn(512, 128)
     message = torch.zeros(MEETING_ELEMENTS)
     taken_s = []
     for _ in range(often):
         begun_s = time.perf_counter()
         for _ in range(products):
-            torch.mm(left, right)
+            torch.mm(lhs, rhs)
         done_s = time.perf_counter()
         # Who: the group's ranks. What: zeros in fp32. How much: 64 KiB.
         dist.all_reduce(message, group=group)

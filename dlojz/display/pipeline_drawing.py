@@ -48,9 +48,9 @@ from dlojz.pipeline.analysis import critical_path, gaps, lower_bound
 from dlojz.pipeline.analysis import title_of as cause_title
 from dlojz.pipeline.exchange_formats import labels_of
 from dlojz.pipeline.optimum.shortest_schedule import optimum
+from dlojz.pipeline.orders.stale_weights import version_audit
 from dlojz.pipeline.schedule import KINDS, Action, Schedule
 from dlojz.pipeline.simulator import UNIT_COSTS, Timeline, memory_curves
-from dlojz.pipeline.stale_weights import version_audit
 
 if TYPE_CHECKING:
     from dlojz.display.canvas import LabFigure

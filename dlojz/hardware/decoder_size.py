@@ -115,8 +115,8 @@ class DecoderSize:
     @property
     def period(self) -> float:
         """Layers for each mixture, on average: `every`, more where the first layers are dense."""
-        some, of_layers = self.mixtures
-        return of_layers / some
+        mixtures, of_layers = self.mixtures
+        return of_layers / mixtures
 
     @property
     def _expert_weights(self) -> int:
@@ -150,16 +150,16 @@ class DecoderSize:
         mlp = (3 if self.gated else 2) * self.hidden * self.mlp_width
         if not self.experts:
             return self.attention_weights + mlp
-        some, of_layers = self.mixtures
+        mixtures, of_layers = self.mixtures
         met = self._expert_weights * (self.top_k + self.shared_experts) + self.hidden * self.experts
-        return self.attention_weights + (mlp * (of_layers - some) + met * some) // of_layers
+        return self.attention_weights + (mlp * (of_layers - mixtures) + met * mixtures) // of_layers
 
     @property
     def expert_parameters(self) -> int:
         """Parameters of all experts of a layer, of the mean one where not each has a mixture; 0 for a dense decoder."""
         biases = self.expert_width + self.hidden if self.biased else 0
-        some, of_layers = self.mixtures
-        return self.experts * (self._expert_weights + biases) * some // of_layers
+        mixtures, of_layers = self.mixtures
+        return self.experts * (self._expert_weights + biases) * mixtures // of_layers
 
     @property
     def layer_parameters(self) -> int:
@@ -186,9 +186,9 @@ class DecoderSize:
         dense = replace(self, experts=0).layer_parameters
         mlp_parameters = (3 if self.gated else 2) * self.hidden * self.mlp_width
         mlp_parameters += (2 if self.gated else 1) * self.mlp_width + self.hidden if self.biased else 0
-        some, of_layers = self.mixtures
+        mixtures, of_layers = self.mixtures
         changed = self.hidden * self.experts + self.shared_experts * self._expert_weights - mlp_parameters
-        return dense + changed * some // of_layers + self.expert_parameters
+        return dense + changed * mixtures // of_layers + self.expert_parameters
 
     @property
     def embedding_parameters(self) -> int:

@@ -42,8 +42,8 @@ from torch.func import functional_call
 from dlojz.base.language import refusal
 from dlojz.models.blocks import BlockList
 from dlojz.pipeline.messages import StageMessage, message_after, message_for, messages_of, places_of_messages
+from dlojz.pipeline.orders.stale_weights import version_audit
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_WEIGHT, FORWARD, UPDATE, Action, Schedule
-from dlojz.pipeline.stale_weights import version_audit
 from dlojz.pipeline.validity import check_executable
 
 

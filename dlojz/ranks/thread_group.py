@@ -364,7 +364,7 @@ class ThreadGroup(dist.ProcessGroup):
         """Copy every rank's tensor to all."""
 
         def carry_out(all_: list[Any]) -> None:
-            sources = [sent for _, sent in all_]
+            sources = [message for _, message in all_]
             for received, _ in all_:
                 _copy(received, sources)
 
@@ -374,7 +374,7 @@ class ThreadGroup(dist.ProcessGroup):
         """Copy every rank's tensor to all, one after the other in one tensor."""
 
         def carry_out(all_: list[Any]) -> None:
-            gathered = torch.cat([sent.reshape(-1) for _, sent in all_])
+            gathered = torch.cat([message.reshape(-1) for _, message in all_])
             for received, _ in all_:
                 received.detach().view(-1).copy_(gathered)
 
@@ -389,7 +389,7 @@ class ThreadGroup(dist.ProcessGroup):
         root = int(opts.rootRank)
 
         def carry_out(all_: list[Any]) -> None:
-            _copy(all_[root][0][0], [sent for _, sent in all_])
+            _copy(all_[root][0][0], [message for _, message in all_])
 
         call = self._call("gather", inputs[0], f"dst={self.ranks[root]}")
         return self._all(call, (outputs, inputs[0]), carry_out)
@@ -420,7 +420,7 @@ class ThreadGroup(dist.ProcessGroup):
         op = _operation(opts)
 
         def carry_out(all_: list[Any]) -> None:
-            slices = _reduced([sent for _, sent in all_], op).reshape(-1).chunk(len(all_))
+            slices = _reduced([message for _, message in all_], op).reshape(-1).chunk(len(all_))
             for (received, _), part in zip(all_, slices, strict=True):
                 received.detach().view(-1).copy_(part)
 
@@ -438,7 +438,7 @@ class ThreadGroup(dist.ProcessGroup):
 
         def carry_out(all_: list[Any]) -> None:
             for rank, (received, _) in enumerate(all_):
-                _copy(received, [sent[rank] for _, sent in all_])
+                _copy(received, [message[rank] for _, message in all_])
 
         return self._all(self._call("all_to_all", None), (outputs, inputs), carry_out)
 
@@ -448,10 +448,10 @@ class ThreadGroup(dist.ProcessGroup):
         """Send a slice to each rank, and receive one of each, of the rows that the splits say."""
 
         def carry_out(all_: list[Any]) -> None:
-            parts = [sent.split(_rows(sent, splits, len(all_))) for _, sent, _, splits in all_]
+            parts = [message.split(_rows(message, splits, len(all_))) for _, message, _, splits in all_]
             for rank, (received, _, splits, _) in enumerate(all_):
                 targets = received.detach().split(_rows(received, splits, len(all_)))
-                _copy(targets, [sent[rank] for sent in parts])
+                _copy(targets, [message[rank] for message in parts])
 
         tensors = (output, source, output_splits, input_splits)
         return self._all(self._call("all_to_all_single", None), tensors, carry_out)

@@ -13,8 +13,7 @@ import pytest
 
 from dlojz.base.language import use_language
 from dlojz.cli.main import main
-from dlojz.display.widgets.game_server import MAX_REQUEST_BYTES, GameServer
-from dlojz.display.widgets.schedule_game import ScheduleGame, game_page
+from dlojz.display.widgets.schedule_game import MAX_REQUEST_BYTES, GameServer, ScheduleGame, game_page
 from dlojz.pipeline.exchange_formats import to_csv
 from dlojz.pipeline.game.position import level_of
 

@@ -19,10 +19,10 @@ from dlojz.labs.lab05_pipeline.exercises_orders import kept, pipeline_step
 from dlojz.labs.lab05_pipeline.exercises_runs import first_fit, stale_sgd
 from dlojz.pipeline.exchange_formats import from_csv
 from dlojz.pipeline.optimum.shortest_schedule import optimum
+from dlojz.pipeline.orders.stale_weights import threshold
 from dlojz.pipeline.schedule import Costs
 from dlojz.pipeline.schedule_catalogue import build
 from dlojz.pipeline.simulator import simulate
-from dlojz.pipeline.stale_weights import threshold
 from dlojz.results.record import Span
 from tests.display.legible import DRAWN_IN
 from tests.labs.answers import one_f_one_b, unblocked, under_cap, without_bubble

@@ -14,9 +14,16 @@ import torch.nn.functional as F
 
 from dlojz.labs import lab10_experts as lab
 from dlojz.labs.kit.exercise import Challenge, judge
-from dlojz.labs.lab10_experts.exercises_pacing import SETTINGS, pacing
 from dlojz.labs.lab10_experts.exercises_ranks import PLACEMENT, average_gradients, busiest_rank, exchange_bytes, mixture
-from dlojz.labs.lab10_experts.exercises_routing import balance_loss, capacity, gate, places, two_level_gate
+from dlojz.labs.lab10_experts.exercises_routing import (
+    SETTINGS,
+    balance_loss,
+    capacity,
+    gate,
+    pacing,
+    places,
+    two_level_gate,
+)
 from tests.labs import student_answers_moe as student
 from tests.labs.bank import Answer, BankTests, detached
 

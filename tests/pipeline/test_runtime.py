@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from dlojz.base.errors import LabError
 from dlojz.models.blocks import BlockList
+from dlojz.pipeline.orders.stale_weights import version_audit
 from dlojz.pipeline.runtime import AsynchronousRuntime, PipelineRuntime, boundaries_of, stage_modules
 from dlojz.pipeline.schedule import Schedule
 from dlojz.pipeline.schedule_catalogue import build
-from dlojz.pipeline.stale_weights import version_audit
 from dlojz.processes.forks import spmd
 
 WIDTH, BLOCKS, SAMPLES = 6, 16, 3

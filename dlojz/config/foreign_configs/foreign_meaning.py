@@ -298,8 +298,8 @@ def named_sizes(name: str) -> dict[str, Any]:
     for pattern, sizes in published["sizes"].items():
         if re.search(pattern, base_name):
             # Bias of queries, keys and values alone (Qwen 2) is no thousandth of the parameters.
-            known = dict(zip((*SIZES, "head_width"), sizes, strict=False))
-            return {**known, "gated": True, "biased": False, "positions": "none"}
+            settings = dict(zip((*SIZES, "head_width"), sizes, strict=False))
+            return {**settings, "gated": True, "biased": False, "positions": "none"}
     return {}
 
 
@@ -403,32 +403,32 @@ def foreign_run(config: ForeignConfig, **overrides: Any) -> ForeignRun:
     size = _size(config, values, overrides, assumed)
     _pipeline(values)
     gpus = _gpus(config, values, overrides, assumed)
-    known = {**values, **size, "gpus": gpus, "two": 2}
+    settings = {**values, **size, "gpus": gpus, "two": 2}
     degrees = math.prod(int(values.get(name) or 1) for name in ("tp", "pp", "cp"))
     # Where degrees do not divide the GPUs, the rules below say so.
-    dp = known["dp"] = gpus // degrees or 1
-    _batch(config, known, dp, overrides, assumed)
-    _stages(known)
-    recomputed = _recomputed(config, known, assumed)
-    layout, columns = _states(config, known, dp, assumed)
-    failures, warnings = _failures(config, known)
-    undescribed = [str(known[name]) for name in ("undescribed", "adapter") if known.get(name)]
-    undescribed += [sentence("preference")] if known.get("preference") else []
+    dp = settings["dp"] = gpus // degrees or 1
+    _batch(config, settings, dp, overrides, assumed)
+    _stages(settings)
+    recomputed = _recomputed(config, settings, assumed)
+    layout, columns = _states(config, settings, dp, assumed)
+    failures, warnings = _failures(config, settings)
+    undescribed = [str(settings[name]) for name in ("undescribed", "adapter") if settings.get(name)]
+    undescribed += [sentence("preference")] if settings.get("preference") else []
     undescribed += [recomputed] if recomputed else []
-    if known.get("uneven_stages"):
+    if settings.get("uneven_stages"):
         undescribed.append(sentence("uneven_stages"))
     # Without the flag Megatron cuts experts as it cuts all else.
-    if known.get("experts") and layout["tp"] > 1 and (known.get("expert_tensor") or layout["tp"]) > 1:
+    if settings.get("experts") and layout["tp"] > 1 and (settings.get("expert_tensor") or layout["tp"]) > 1:
         undescribed.append(sentence("cut_experts", tp=layout["tp"]))
     undescribed += [text for name, text in config.unheeded if name in DECISIVE and name not in overrides]
-    precision = "fp8" if known.get("fp8") else str(known.get("precision", "fp32"))
-    plain = (layout["engine"], known.get("zero") or 0, degrees) == ("torch", 0, 1)
-    keeps_bf16 = plain and precision == known.get("weights") == "bf16" and not undescribed
+    precision = "fp8" if settings.get("fp8") else str(settings.get("precision", "fp32"))
+    plain = (layout["engine"], settings.get("zero") or 0, degrees) == ("torch", 0, 1)
+    keeps_bf16 = plain and precision == settings.get("weights") == "bf16" and not undescribed
     assumed += [sentence("true_weights")] if keeps_bf16 else []
-    fused = known.get("fused_attention")
-    steps = known.get("steps") or None
+    fused = settings.get("fused_attention")
+    steps = settings.get("steps") or None
     return ForeignRun(
-        size, layout, gpus, precision, columns, fused, bool(known.get("fused_loss")), steps, tuple(assumed),
+        size, layout, gpus, precision, columns, fused, bool(settings.get("fused_loss")), steps, tuple(assumed),
         tuple(undescribed), tuple(failures), tuple(warnings), keeps_bf16,
     )  # fmt: skip
 
@@ -525,34 +525,36 @@ _OVERLAPS: Final = ("tensor_overlap", "overlap", "gather_overlap")
 """Columns of the cost model that flags of Megatron switch."""
 
 
-def _stages(known: dict[str, Any]) -> None:
+def _stages(settings: dict[str, Any]) -> None:
     """Complete what flags say of stages that hold different numbers of layers: what has to divide, and what is planned.
 
     Planned are stages of as many layers, embedding and logits counted, and a last one of what is left over.
     """
-    layers, pp = int(known.get("layers") or 0), int(known.get("pp") or 1)
-    ends = [known[name] for name in ("first_layers", "last_layers") if known.get(name)]
-    if counted := (known.get("counts_embedding") or 0) + (known.get("counts_loss") or 0):
-        known["counted_layers"] = layers + counted
-        known["embedding_slots"] = int(counted == 2)
+    layers, pp = int(settings.get("layers") or 0), int(settings.get("pp") or 1)
+    ends = [settings[name] for name in ("first_layers", "last_layers") if settings.get(name)]
+    if counted := (settings.get("counts_embedding") or 0) + (settings.get("counts_loss") or 0):
+        settings["counted_layers"] = layers + counted
+        settings["embedding_slots"] = int(counted == 2)
     if ends and pp > len(ends):
-        known |= {"middle_layers": layers - sum(ends), "middle_stages": pp - len(ends)}
+        settings |= {"middle_layers": layers - sum(ends), "middle_stages": pp - len(ends)}
     rounded = layers - (pp - 1) * -(-layers // pp)
-    known["uneven_stages"] = (
-        (ends and ends != [rounded]) or known.get("first_layers") or (counted == 1 and not known.get("counts_loss"))
+    settings["uneven_stages"] = (
+        (ends and ends != [rounded])
+        or settings.get("first_layers")
+        or (counted == 1 and not settings.get("counts_loss"))
     )
 
 
-def _recomputed(config: ForeignConfig, known: dict[str, Any], assumed: list[str]) -> str:
+def _recomputed(config: ForeignConfig, settings: dict[str, Any], assumed: list[str]) -> str:
     """Complete what Megatron's flags say of recomputation; returns what of it is not planned: a part of the layers."""
-    method, layers = known.get("recompute_method"), known.get("recomputed_layers") or 1
+    method, layers = settings.get("recompute_method"), settings.get("recomputed_layers") or 1
     keys = {config.program.plain(key) for key, _ in config.document.entries}
     # Before there was a granularity, NeMo's method alone was of whole layers.
     if method and "activations_checkpoint_method" in keys and "activations_checkpoint_granularity" not in keys:
-        known.setdefault("checkpointing", "full")
-    if known.get("checkpointing") != "full" or not method:
+        settings.setdefault("checkpointing", "full")
+    if settings.get("checkpointing") != "full" or not method:
         return ""
-    stage_layers = -(-int(known.get("layers") or 0) // ((known.get("pp") or 1) * known["chunks"]))
+    stage_layers = -(-int(settings.get("layers") or 0) // ((settings.get("pp") or 1) * settings["chunks"]))
     if method == 2 and layers < stage_layers:
         return sentence("some_layers", layers=layers, stage_layers=stage_layers)
     assumed += [sentence("layers_together", layers=layers)] if method == 1 and layers > 1 else []
@@ -560,22 +562,22 @@ def _recomputed(config: ForeignConfig, known: dict[str, Any], assumed: list[str]
 
 
 def _batch(
-    config: ForeignConfig, known: dict[str, Any], dp: int, overrides: Mapping[str, Any], assumed: list[str]
+    config: ForeignConfig, settings: dict[str, Any], dp: int, overrides: Mapping[str, Any], assumed: list[str]
 ) -> None:
     """Complete micro-batch, number of micro-batches and global batch: any two give the third."""
-    pp, total = known.get("pp") or 1, overrides.get("batch") or known.get("global_batch")
-    if local := known.get("local_batch"):  # torchtitan: what a pipeline cuts, without one the micro-batch
-        known["micro_batch"] = known.get("pp_micro_batch") or 1 if pp > 1 else local
+    pp, total = settings.get("pp") or 1, overrides.get("batch") or settings.get("global_batch")
+    if local := settings.get("local_batch"):  # torchtitan: what a pipeline cuts, without one the micro-batch
+        settings["micro_batch"] = settings.get("pp_micro_batch") or 1 if pp > 1 else local
         total = total or local * dp
-        known.setdefault("micro_batches", max(1, total // (dp * known["micro_batch"])))
-    micro, written = known.get("micro_batch"), config.origins.keys() | overrides.keys()
+        settings.setdefault("micro_batches", max(1, total // (dp * settings["micro_batch"])))
+    micro, written = settings.get("micro_batch"), config.origins.keys() | overrides.keys()
     if "batch" in overrides:
         # A default gives way to the number of micro-batches that the file says; a size that it says, before the number.
         if "micro_batches" in written and not {"micro_batch", "local_batch"} & written:
             micro = None
         else:
-            known["micro_batches"] = None
-    number = known.get("micro_batches")
+            settings["micro_batches"] = None
+    number = settings.get("micro_batches")
     if not micro:
         micro = max(1, total // (dp * (number or 1))) if total else 1
         if not total:
@@ -586,111 +588,111 @@ def _batch(
             assumed.append(sentence("accumulation"))
     if "batch" in overrides and dp * micro * number != total:
         assumed.append(sentence("rounded_batch", batch=dp * micro * number, total=total))
-    known |= {"micro_batch": micro, "micro_batches": number, "global_batch": total or dp * micro * number}
+    settings |= {"micro_batch": micro, "micro_batches": number, "global_batch": total or dp * micro * number}
 
 
 def _states(
-    config: ForeignConfig, known: dict[str, Any], dp: int, assumed: list[str]
+    config: ForeignConfig, settings: dict[str, Any], dp: int, assumed: list[str]
 ) -> tuple[dict[str, Any], dict[str, int]]:
     """Complete engine, ZeRO stage and options: the layout, and the columns of the cost model that it sets."""
-    degrees = {name: int(known.get(name) or 1) for name in ("tp", "pp", "cp", "ep")}
+    degrees = {name: int(settings.get(name) or 1) for name in ("tp", "pp", "cp", "ep")}
     engines = {"deepspeed": "deepspeed", "megatron": "megatron-core"}
-    engine = known.get("engine") or engines.get(known.get("kind", ""), config.program.engine)
-    if known.get("kind") == "fsdp" and "zero" not in config.origins:
-        known["zero"] = 3
-    if level := known.get("deepspeed_file"):  # axolotl's own files: 4 is stage 3 with parameters in the host's memory
-        engine, known["zero"] = "deepspeed", min(3, int(level))
-        known["offload"] = "parameters" if level > 3 else known.get("offload", "none")
-    if engine == "megatron-deepspeed" and known.get("precision") == "bf16" and not known.get("zero"):
-        known["zero"] = 1  # deepspeed/runtime/bf16_optimizer.py
+    engine = settings.get("engine") or engines.get(settings.get("kind", ""), config.program.engine)
+    if settings.get("kind") == "fsdp" and "zero" not in config.origins:
+        settings["zero"] = 3
+    if level := settings.get("deepspeed_file"):  # axolotl's own files: 4 is stage 3 with offload
+        engine, settings["zero"] = "deepspeed", min(3, int(level))
+        settings["offload"] = "parameters" if level > 3 else settings.get("offload", "none")
+    if engine == "megatron-deepspeed" and settings.get("precision") == "bf16" and not settings.get("zero"):
+        settings["zero"] = 1  # deepspeed/runtime/bf16_optimizer.py
         assumed.append(sentence("bf16_optimizer"))
     columns: dict[str, int] = {}
-    if known.get("compiled_parts") == 1:  # the loss alone
-        known["compiled"] = 0
-    if known.get("zero") == "hybrid":  # FSDP's HYBRID_SHARD: within a node, with a replica on each
-        known["zero"], gpus = 3, int(known["gpus"])
-        node_gpus = gpus // int(known["nodes_of_gpus"]) if known.get("nodes_of_gpus") else 8
-        if not known.get("nodes_of_gpus"):
+    if settings.get("compiled_parts") == 1:  # the loss alone
+        settings["compiled"] = 0
+    if settings.get("zero") == "hybrid":  # FSDP's HYBRID_SHARD: within a node, with a replica on each
+        settings["zero"], gpus = 3, int(settings["gpus"])
+        node_gpus = gpus // int(settings["nodes_of_gpus"]) if settings.get("nodes_of_gpus") else 8
+        if not settings.get("nodes_of_gpus"):
             assumed.append(sentence("node_gpus"))
-        known["dp_replicate"] = max(1, gpus // max(1, node_gpus))
-    replicas = known.get("dp_replicate") or 1
+        settings["dp_replicate"] = max(1, gpus // max(1, node_gpus))
+    replicas = settings.get("dp_replicate") or 1
     if replicas > 1 and (sharing := dp // replicas * degrees["cp"]) > 1:
         columns["zero_shards"] = sharing  # hybrid sharding: within a replica's ranks alone
     elif replicas > 1:
-        known["zero"] = 0
+        settings["zero"] = 0
     for name in ("dropout", "gradient_bytes", "compiled", "asynchronous", "embedding_slots", "blocking", *_OVERLAPS):
-        if known.get(name) is not None:
-            columns[name] = int(known[name])
+        if settings.get(name) is not None:
+            columns[name] = int(settings[name])
     if config.program.name == "torchtitan" and not columns.get("compiled"):
         columns["eager"] = 1
-    if known.get("ac_option") == 2:
+    if settings.get("ac_option") == 2:
         assumed.append(sentence("second_layer"))
-    engine = _of_named_file(known, assumed) or engine
-    optimizer, usual = known.get("optimizer"), config.program.defaults.get("optimizer")
+    engine = _of_named_file(settings, assumed) or engine
+    optimizer, usual = settings.get("optimizer"), config.program.defaults.get("optimizer")
     if optimizer != usual:
         assumed.append(sentence("optimizer", usual=usual, optimizer=optimizer))
-    offload = known.get("offload", "none")
+    offload = settings.get("offload", "none")
     if offload != "none" and engine != "deepspeed":
         assumed.append(sentence("offload"))
         offload = "none"
     layout = {
-        **degrees, "dp": dp, "engine": engine, "micro_batch": known["micro_batch"],
-        "micro_batches": known["micro_batches"],
+        **degrees, "dp": dp, "engine": engine, "micro_batch": settings["micro_batch"],
+        "micro_batches": settings["micro_batches"],
         # One rank has nothing to shard, but what is offloaded needs a stage even there.
-        "zero": int(known.get("zero") or 0) if dp * degrees["cp"] > 1 or offload != "none" else 0,
-        "chunks": known["chunks"] if degrees["pp"] > 1 else 1,
-        "checkpointing": known.get("checkpointing", "none"), "offload": offload,
-        "sequence_parallel": bool(known.get("sequence_parallel")) and degrees["tp"] > 1,
-        **({"context_exchange": known["context_exchange"]} if "context_exchange" in known else {}),
+        "zero": int(settings.get("zero") or 0) if dp * degrees["cp"] > 1 or offload != "none" else 0,
+        "chunks": settings["chunks"] if degrees["pp"] > 1 else 1,
+        "checkpointing": settings.get("checkpointing", "none"), "offload": offload,
+        "sequence_parallel": bool(settings.get("sequence_parallel")) and degrees["tp"] > 1,
+        **({"context_exchange": settings["context_exchange"]} if "context_exchange" in settings else {}),
     }  # fmt: skip
-    if degrees["pp"] > 1 and known.get("schedule"):
-        layout["schedule"] = known["schedule"]
+    if degrees["pp"] > 1 and settings.get("schedule"):
+        layout["schedule"] = settings["schedule"]
     return layout, columns
 
 
-def _of_named_file(known: dict[str, Any], assumed: list[str]) -> str:
+def _of_named_file(settings: dict[str, Any], assumed: list[str]) -> str:
     """Take the stage of DeepSpeed's JSON that a file names from its name; no figures where that says none."""
-    if not (path := known.get("unread")):
+    if not (path := settings.get("unread")):
         return ""
     stage = _STAGE.search(str(path).rpartition("/")[2].lower())
     if stage is None:
-        known["undescribed"] = sentence("named_file", path=shown_value("", path))
+        settings["undescribed"] = sentence("named_file", path=shown_value("", path))
         return ""
-    known["zero"] = int(stage[1])
+    settings["zero"] = int(stage[1])
     assumed.append(sentence("unread", path=shown_value("", path), stage=stage[1]))
     return "deepspeed"
 
 
-def _failures(config: ForeignConfig, known: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+def _failures(config: ForeignConfig, settings: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Say with which sizes the program itself stops, or warns."""
     failures: list[str] = []
     warnings: list[str] = []
     for rule in config.program.fails:
-        if reason := _failure(config, known, rule):
+        if reason := _failure(config, settings, rule):
             (warnings if rule.get("warns") else failures).append(reason)
     return list(dict.fromkeys(failures)), warnings
 
 
-def _applies(config: ForeignConfig, known: Mapping[str, Any], rule: Mapping[str, Any]) -> bool:
+def _applies(config: ForeignConfig, settings: Mapping[str, Any], rule: Mapping[str, Any]) -> bool:
     """Whether the conditions of a rule are met."""
-    large = all(int(known.get(name) or 0) >= minimum for name, minimum in rule.get("least", {}).items())
-    alike = all(known.get(name) == value for name, value in rule.get("equal", {}).items())
-    exempt = any(known.get(name) or name in config.switched for name in rule.get("unless", ()))
+    large = all(int(settings.get(name) or 0) >= minimum for name, minimum in rule.get("least", {}).items())
+    alike = all(settings.get(name) == value for name, value in rule.get("equal", {}).items())
+    exempt = any(settings.get(name) or name in config.switched for name in rule.get("unless", ()))
     return large and alike and not exempt and set(rule.get("both", ())) <= config.switched
 
 
-def _failure(config: ForeignConfig, known: Mapping[str, Any], rule: Mapping[str, Any]) -> str:
+def _failure(config: ForeignConfig, settings: Mapping[str, Any], rule: Mapping[str, Any]) -> str:
     """Write the sentence of a rule that does not hold; empty where it holds, or does not apply."""
 
     def amount(name: str) -> int:
-        return int(known.get(name) or 0)
+        return int(settings.get(name) or 0)
 
     def words(name: str) -> str:
         # What was given beside the file, or follows from it, has our name.
-        written = name in config.origins and config.fields.get(name) == known.get(name)
+        written = name in config.origins and config.fields.get(name) == settings.get(name)
         return config.said(name) if written else f"{name} {amount(name)}"
 
-    if not _applies(config, known, rule):
+    if not _applies(config, settings, rule):
         return ""
     problem, factors = "", [name for name in rule.get("divisors", rule.get("factors", ())) if amount(name) > 1]
     product = math.prod(amount(name) for name in factors)

@@ -28,11 +28,11 @@ from dlojz.labs.lab05_pipeline.exercises_runs import FirstFit, StaleSgd, largest
 from dlojz.pipeline.block_weights import block_weights
 from dlojz.pipeline.exchange_formats import to_csv
 from dlojz.pipeline.optimum.shortest_schedule import optimum
+from dlojz.pipeline.orders.stale_weights import threshold, version_audit
 from dlojz.pipeline.partition import PEERS, Partition
 from dlojz.pipeline.schedule import Costs, Schedule
 from dlojz.pipeline.schedule_catalogue import build, entry, schedule_of
 from dlojz.pipeline.simulator import MeasuredOverlay, overlay, peak_activations, simulate
-from dlojz.pipeline.stale_weights import threshold, version_audit
 from dlojz.pipeline.validity import check
 from dlojz.running.run import Run
 
