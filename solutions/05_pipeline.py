@@ -1010,11 +1010,13 @@ print("slices: // tranches :", plan_slices(8192, ranks=4, time=time_of, grid=128
 
 # %% [markdown] lang="fr"
 # Choisissez-en un, changez durées et latence, ou modifiez l’ordre. Le panneau compte 1 par **morceau** : avec deux,
-# ses chiffres doublent. Sans noyau, voyez la figure fixe.
+# ses chiffres doublent. Sans noyau, voyez la figure fixe. Sur votre machine, `dlojz pipeline --play` en fait un jeu en
+# dix niveaux : l’ordonnancement que vous construisez est exécuté sur de vrais rangs.
 
 # %% [markdown] lang="en"
 # Choose one, change times and latency, or edit the order. The panel counts 1 per **piece**: with two pieces per rank
-# its figures are twice those of the table. Where no kernel runs, see the static figure.
+# its figures are twice those of the table. Where no kernel runs, see the static figure. On your own machine,
+# `dlojz pipeline --play` makes a game of it, in ten levels: the schedule that you build is run on real ranks.
 
 # %% name="pipeline-panel" tags=["nbval-ignore-output"]
 from dlojz.display.widgets.pipeline_panel import pipeline_panel, still_panel
