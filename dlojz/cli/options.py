@@ -348,6 +348,19 @@ def _no_value(command: str, options: Sequence[Flag], spellings: str) -> str:
     return phrase("value needed", flag=flag)
 
 
+def take_model(args: dict[str, Any]) -> None:
+    """Move a model that is named without `--model` to that option.
+
+    Raises:
+        LabError: if two models are named.
+    """
+    model_names = dict.fromkeys((*args.pop(WORDS, ()), *((args["model"],) if "model" in args else ())))
+    if len(model_names) > 1:
+        raise LabError(phrase("several models", received=", ".join(map(repr, model_names))))
+    if model_names:
+        args["model"] = next(iter(model_names))
+
+
 def config_of(args: dict[str, Any], **otherwise: object) -> RunConfig:
     """Configure the run that was asked for; a verb that takes `MODEL` may name the model without `--model`.
 
@@ -361,12 +374,8 @@ def config_of(args: dict[str, Any], **otherwise: object) -> RunConfig:
     from dlojz.config.layout import Layout
     from dlojz.config.run_config import HIDDEN, RunConfig
 
-    model_names = dict.fromkeys((*args.get(WORDS, ()), *((args["model"],) if "model" in args else ())))
-    if len(model_names) > 1:
-        received = ", ".join(map(repr, model_names))
-        raise LabError(phrase("several models", received=received))
-    # One model at most is left: named alone or by --model.
-    args = {**args, "model": next(iter(model_names))} if model_names else args
+    args = {**args}
+    take_model(args)
     fields = {*RunConfig.model_fields, *Layout.model_fields} - set(HIDDEN)
     return RunConfig.of(**otherwise | {name: value for name, value in args.items() if name in fields})
 

@@ -16,7 +16,7 @@ from dlojz.base.language import one_of, refusal, spaced_percent
 from dlojz.base.table import Table, facts
 from dlojz.cli import main
 from dlojz.cli.memory import messages_of
-from dlojz.cli.options import WORDS, Answer, Given, check_needs, option_of, phrase, tell, tell_written, verb
+from dlojz.cli.options import WORDS, Answer, Given, check_needs, option_of, phrase, take_model, tell, tell_written, verb
 from dlojz.hardware.decoder_size import DecoderSize
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ _SWITCHES = {"true": True, "yes": True, "1": True, "false": False, "no": False, 
 @verb("plan")
 def plan_command(args: Given, answer: Answer) -> int:
     """Plan, and show the plan; exits with 1 if the layout asked for with `--why` is refused."""
+    take_model(args)
     if args["from"]:
         return plan_from_answer(args, answer)
     check_needs(args, "nodes", "from")

@@ -14,7 +14,7 @@ from dlojz.cli.plan import plan_command
 from dlojz.config.run_config import RunConfig
 from dlojz.planner.ask import plan
 
-GPT2 = ["--model", "gpt2", "--cluster", "jean_zay_a100", "--gpus", "4", "--batch", "32"]
+GPT2 = ["gpt2", "--cluster", "jean_zay_a100", "--gpus", "4", "--batch", "32"]
 OWN = ["--layers", "12", "--hidden", "768", "--heads", "12", "--vocabulary", "50257", "--sequence-length", "1024"]
 
 
@@ -106,6 +106,7 @@ def test_plan_command_has_a_queue_limit_the_training(capfd: pytest.CaptureFixtur
         (["--batch", "0"], "--batch must be at least 1"),
         (["--layers", "12"], "missing: --hidden, --heads, --vocabulary, --sequence-length"),
         ([*OWN, "--model", "gpt2"], "too many: --model"),
+        (["coatnet_0"], "one model is expected, but 'coatnet_0', 'gpt2'"),
         (["--why", "tp"], "--why takes fields"),
         (["--why", "xp=2"], "unknown field 'xp'"),
         (["--cluster", "selene", "--script"], r"selene has no table \[slurm\]"),
