@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 import dlojz
 from dlojz import labs
 from dlojz.base.errors import LabError
+from dlojz.base.language import Sentences
 from dlojz.cost_model import bill
 from dlojz.cost_model.step import SECONDS_PER_DAY
 from dlojz.display.figures.plan_figures import _waterfall
@@ -203,14 +204,19 @@ def test_neighbours_refuse_a_layout_without_its_measurement(measured: list[float
 
 
 def test_a_table_has_as_many_titles_in_both_languages() -> None:
-    found = 0
+    """Those that a call spells, and those that stand under `heads` in a lab's file of sentences."""
+    heads: dict[str, tuple[str, ...]] = {}
     for path in sorted(Path(labs.__file__).parents[1].glob("**/*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "titles":
-                found += 1
-                english, french = (ast.unparse(keyword.value).count(";") for keyword in node.keywords)
-                assert english == french > 0, f"{path.name}:{node.lineno}"
-    assert found
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "titles" and node.keywords:
+                heads[f"{path.name}:{node.lineno}"] = tuple(ast.unparse(keyword.value) for keyword in node.keywords)
+    for path in sorted(Path(labs.__file__).parent.glob("lab*/*.md")):
+        for section, sentences in Sentences(path).sentences.items():
+            heads |= {f"{path.name}: {section}": tuple(sentences["heads"])} if "heads" in sentences else {}
+    assert len(heads) > 40
+    for where, texts in heads.items():
+        english, french = (text.count(";") for text in texts)
+        assert english == french > 0, where
 
 
 def test_a_waterfall_names_the_closed_form_beside_the_simulation(language: str) -> None:
