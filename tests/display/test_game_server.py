@@ -6,14 +6,13 @@ import http.client
 import json
 import threading
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
 
 from dlojz.base.language import use_language
 from dlojz.cli.main import main
-from dlojz.display.widgets.schedule_game import MAX_REQUEST_BYTES, GameServer, ScheduleGame, game_page
+from dlojz.display.widgets.schedule_game import MAX_REQUEST_BYTES, GameServer, ScheduleGame
 from dlojz.pipeline.exchange_formats import to_csv
 from dlojz.pipeline.game.position import level_of
 
@@ -41,7 +40,10 @@ def asked(
 
 
 def test_the_page_and_its_files_are_served_below_the_token(server: GameServer) -> None:
-    for name, kind in (("", "text/html"), ("schedule_game.js", "text/javascript"), ("schedule_game.css", "text/css")):
+    for name, kind in (
+        *(("", "text/html"), ("schedule_game.js", "text/javascript"), ("schedule_game.css", "text/css")),
+        *(("palette.css", "text/css"), ("words.json", "application/json")),
+    ):
         status, text, headers = asked(server, "GET", f"/{server.token}/{name}")
         assert status == 200 and text
         assert headers["Content-Type"].startswith(kind)
@@ -120,19 +122,12 @@ def test_an_answer_has_buttons_memory_figures_waits_and_the_drawing() -> None:
     assert game.answer({"do": "coach", "position": position})["coach"] == ["1F1", "2F0"]
 
 
-def test_the_page_is_in_both_languages_and_its_words_are_escaped() -> None:
-    class Words(HTMLParser):
-        found = ""
-
-        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-            self.found = dict(attrs).get("data-words") or self.found
-
+def test_the_page_is_in_both_languages(server: GameServer) -> None:
     pages = []
     for language in ("en", "fr"):
         use_language(language)
-        parser = Words()
-        parser.feed(game_page())
-        pages.append(json.loads(parser.found))
+        assert f'lang="{language}"' in asked(server, "GET", f"/{server.token}/")[1]
+        pages.append(json.loads(asked(server, "GET", f"/{server.token}/words.json")[1]))
     assert [page["undo"] for page in pages] == ["Undo (U)", "Annuler (U)"]
     assert len(pages[1]["levels"]) == 10
     assert [name for name in pages[0] if pages[0][name] == pages[1][name]] == []

@@ -53,7 +53,8 @@ from dlojz.pipeline.schedule import parse_action
 from dlojz.pipeline.simulator import Timeline, simulate
 
 DATA = Path(__file__).with_name("data")
-SCRIPT, LOOKS = "schedule_game.js", "schedule_game.css"
+SCRIPT, LOOKS, WORDS, PALETTE = "schedule_game.js", "schedule_game.css", "words.json", "palette.css"
+"""Files of the page; the last two are written when they are asked for."""
 DEEDS = ("open", "place", "undo", "paste", "coach", "run", "progress")
 
 
@@ -280,27 +281,28 @@ def _coached(position: Position) -> dict[str, Any]:
 
 
 def game_page() -> str:
-    """Write the page: words in the reader's language, colours of the palette; all else its script asks for."""
-    words = page_words() | {"levels": [level_of(number).title for number in range(1, level_count() + 1)]}
-    names = ("ink", "edge", "quiet", "frame", "rule", "pale", "white", "blue", "vermilion", "green_tint", "sky_tint")
-    palette = {name.replace("_", "-"): getattr(style, name.upper()) for name in names}
-    palette |= {f"kind-{kind}": style.SCHEDULE_STYLES[kind].color for kind in "FBIW"}
-    colours = "".join(f"--{name}:{color};" for name, color in palette.items())
+    """Write the page: a frame without words or colours, which its script and its looks ask for."""
     return (
         f'<!DOCTYPE html><html lang="{language()}"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{safe(words['title'])}</title><style>:root{{{colours}}}</style>"
-        f'<link rel="stylesheet" href="{LOOKS}"><link rel="icon" href="data:,"></head><body>'
-        f'<main id="game" data-words="{safe_json(words)}"></main>'
+        f"<title>{safe(page_words()['title'])}</title>"
+        f'<link rel="stylesheet" href="{PALETTE}"><link rel="stylesheet" href="{LOOKS}">'
+        f'<link rel="icon" href="data:,"></head><body><main id="game"></main>'
         f'<script type="module" src="{SCRIPT}"></script></body></html>'
     )
 
 
-def safe_json(words: Mapping[str, Any]) -> str:
-    """Write data as JSON for an attribute of HTML."""
-    # Quotes and angle brackets are escaped; `safe` would cut a long text.
-    text = json.dumps(words, ensure_ascii=True)
-    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")
+def words_of_page() -> str:
+    """Write the words of the page in the reader's language, and the levels' titles, as JSON."""
+    return json.dumps(page_words() | {"levels": [level_of(number).title for number in range(1, level_count() + 1)]})
+
+
+def palette() -> str:
+    """Write the package's colours as variables of CSS."""
+    names = ("ink", "edge", "quiet", "frame", "rule", "pale", "white", "blue", "vermilion", "green_tint", "sky_tint")
+    colors = {name.replace("_", "-"): getattr(style, name.upper()) for name in names}
+    colors |= {f"kind-{kind}": style.SCHEDULE_STYLES[kind].color for kind in "FBIW"}
+    return ":root{" + "".join(f"--{name}:{color};" for name, color in colors.items()) + "}"
 
 
 MAX_REQUEST_BYTES = 64 * 1024
@@ -352,6 +354,10 @@ class _Handler(BaseHTTPRequestHandler):
         name = self._admitted()
         if name == "":
             self._send(200, game_page(), "text/html")
+        elif name == WORDS:
+            self._send(200, words_of_page(), "application/json")
+        elif name == PALETTE:
+            self._send(200, palette(), "text/css")
         elif name in _TYPES:
             self._send(200, (DATA / name).read_text(encoding="utf-8"), _TYPES[name])
         elif name is not None:

@@ -178,7 +178,8 @@ export function mount(root, words, send) {
 
 const page = document.querySelector("main#game");
 if (page) {
-  mount(page, JSON.parse(page.dataset.words), async (request) => {
+  const words = await (await fetch("words.json")).json();
+  mount(page, words, async (request) => {
     const body = JSON.stringify(request);
     const answer = await fetch("ask", { method: "POST", headers: { "Content-Type": "application/json" }, body });
     if (!answer.ok) return { error: await answer.text() };
