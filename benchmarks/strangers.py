@@ -59,7 +59,8 @@ LOSS_NEAR = {"rel_tol": 2e-4, "abs_tol": 1e-4}
 LIMIT_S = 600
 LINE = re.compile(r"step (\d+)((?: [a-z_]+ (?:-?[\d.]+|nan|-?inf))+)")
 """Its end is not looked for: two ranks that share a pipe may write both lines before both ends."""
-CHECK = re.compile(r"(check .*\S)\s*$", re.MULTILINE)
+CHECK = re.compile(r"(check (?:(?!check |\{').)*(?<=\S))")
+"""What a rank prints to be compared; another rank may print on the same line, as `python -u` writes its end apart."""
 
 
 @dataclass(frozen=True)
