@@ -30,6 +30,7 @@ is the training without a mode: such a sum takes over the memory of what it was 
 
 from __future__ import annotations
 
+import importlib
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -586,6 +587,10 @@ def trace(
     Raises:
         LabError: if forward depends on the values of its data, or does not fit the inputs.
     """
+    if in_halves:
+        # Makes a tensor when it is imported, which must be a real one and no part of the trace: before the modes. Only
+        # here, as it loads torch's compiler, which takes as long as torch itself.
+        importlib.import_module("torch.distributed.pipelining._backward")
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, _as_fake(module, mode, compute):
         modes: AbstractContextManager[Any] = nullcontext()
         if in_megatron:
@@ -684,7 +689,6 @@ class _Halves:
     def backward(self, loss: Tensor, follower: Follower) -> None:
         """Run both halves."""
         weights = [parameter for block in self._others for parameter in block.parameters() if parameter.requires_grad]
-        # Imports torch's compiler, which takes as long as torch itself: only here.
         from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
         _, groups = stage_backward_input([loss], None, self._entered, iter(weights))
