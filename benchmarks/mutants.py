@@ -8,7 +8,8 @@ all-reduce, 1000 for 1024, a bit left out of a mask, one micro-batch for all, `d
 `KINDS`). Of each room they are drawn kind after kind, by a hash of the function's
 name, the kind, and the line before and after: code that moves or changes elsewhere leaves the sample as it is.
 
-Each is made in a temporary copy of the tree, never in the checkout. Test files run in this order: those that import or
+Each is made in a temporary copy of the tree, never in the checkout. The tests are those of `make test`; with
+DLOJZ_NIGHTLY=1 those of the night run too. Test files run in this order: those that import or
 name the changed module, those of the room that import another one of its folder, the rest of the room, and those
 outside that know the module, where they are few. Each file runs once without a mutant, with a probe at each changed
 statement; of each, only the tests that reach the statement run, the fastest first, until one fails. A mutant is killed
@@ -535,7 +536,6 @@ for line in sys.stdin:
             os.dup2(to, number)
         sys.path[0] = os.getcwd()
         sys.argv = ["pytest", *task["arguments"]]
-        os.environ["DLOJZ_NIGHTLY"] = "1"
         times = open(task["times"], "w")
         class Times:
             def pytest_runtest_logreport(self, report):
