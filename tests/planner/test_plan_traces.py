@@ -8,6 +8,7 @@ from dlojz.base.errors import LabError
 from dlojz.config.run_config import RunConfig
 from dlojz.planner.ask import plan
 from dlojz.prediction.forecast import forecast
+from dlojz.prediction.many_layouts import trace_refusal
 
 IN_PLACE = """
 import torch
@@ -45,6 +46,13 @@ def test_forecast_refuses_selective_checkpointing_of_what_is_overwritten(in_plac
     forecast(RunConfig.of(model=in_place, checkpointing="full"))
     with pytest.raises(LabError, match=r"checkpointing='selective' cannot run with in_place.py:build, which runs with"):
         forecast(RunConfig.of(model=in_place, checkpointing="selective"))
+
+
+def test_trace_refusal_is_the_forecast_s_sentence_and_empty_for_what_can_be_traced(in_place: str) -> None:
+    assert trace_refusal(RunConfig.of(model=in_place, checkpointing="full")) == ""
+    refused = RunConfig.of(model=in_place, checkpointing="selective")
+    for _ in range(2):  # the second from what is remembered
+        assert "checkpointing='selective' cannot run with in_place.py:build" in trace_refusal(refused)
 
 
 def test_plan_refuses_one_layout_that_cannot_be_traced(in_place: str) -> None:

@@ -235,6 +235,14 @@ def test_predict_refuses_what_it_does_not_know() -> None:
         predict(RunConfig.of(dp=2), rank=2)
 
 
+def test_fsdp2_keeps_the_gradient_of_a_unit_with_one_tied_matrix_until_the_end() -> None:
+    """GPT-2's head has the matrix of the first block: both are one unit, with positions and the last norm in it too."""
+    config = RunConfig.of(model="gpt2", dp=2, zero=3, sequence_length=16)
+    memory = FSDP2(config, model_shapes(config))
+    assert memory.until_the_end == {"blocks.13"}
+    assert [parameter.tied for parameter in memory.units["blocks.13"]] == [True, False, False, False]
+
+
 @pytest.mark.parametrize(("dp", "copies"), [(1, 0), (2, 1)])
 def test_fsdp2_on_one_rank_gathers_nothing(dp: int, copies: int) -> None:
     """A block's weights lie whole on the only rank: no buffer is filled by an all-gather."""
