@@ -290,7 +290,7 @@ def seen(config: RunConfig, module: nn.Module, device: torch.device) -> SeenTorc
     if is_deepspeed_engine(module):
         return SeenDeepSpeed(config, module, device)
     if kind == "megatron.core.distributed.distributed_data_parallel.DistributedDataParallel":
-        megatron: SeenTorch = import_module("dlojz.libraries.megatron_inspection").SeenMegatron(config, module, device)
+        megatron: SeenTorch = import_module("dlojz.libraries.megatron_adapter").SeenMegatron(config, module, device)
         return megatron
     return SeenTorch(config, module, device)
 

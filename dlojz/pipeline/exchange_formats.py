@@ -333,7 +333,7 @@ def _versions(timeline: Timeline) -> dict[int, int]:
     """Weight version of each action of an asynchronous schedule; empty for others."""
     if not timeline.schedule.asynchronous:
         return {}
-    from dlojz.pipeline.orders.stale_weights import version_audit
+    from dlojz.pipeline.orders.asynchronous import version_audit
 
     versions = enumerate(version_audit(timeline.schedule).versions)
     return {number: version for number, version in versions if version is not None}

@@ -20,7 +20,7 @@ and imported only here. Source: Qi et al. 2024, "Zero Bubble Pipeline Parallelis
 
 **Asynchronous schedules**: PipeDream with stashed weights, PipeDream-2BW with two versions. A micro-batch's backward
 uses the weights that its forward used: each version is its own set of tensors, dropped after its last use, as counted
-by `stale_weights.version_audit` (p − r sets on PipeDream's rank r, 2 for 2BW). Communication is that of the synchronous
+by `asynchronous.version_audit` (p − r sets on PipeDream's rank r, 2 for 2BW). Communication is that of the synchronous
 runtime. Source: Narayanan et al. 2019, "PipeDream" (SOSP), §3.3: w(t+1) = w(t) − ν ∇f(w1(t−n+1), …, wn(t)); Narayanan
 et al. 2021, "Memory-Efficient Pipeline-Parallel DNN Training" (arXiv 2006.09503), §3.1: W(t+1) = W(t) − ν ∇f(W(t−1)).
 """
@@ -42,7 +42,7 @@ from torch.func import functional_call
 from dlojz.base.language import refusal
 from dlojz.models.blocks import BlockList
 from dlojz.pipeline.messages import StageMessage, message_after, message_for, messages_of, places_of_messages
-from dlojz.pipeline.orders.stale_weights import version_audit
+from dlojz.pipeline.orders.asynchronous import version_audit
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_WEIGHT, FORWARD, UPDATE, Action, Schedule
 from dlojz.pipeline.validity import check_executable
 

@@ -7,7 +7,7 @@ are the tensors behind them. Source: Rajbhandari et al. 2020 (arXiv 1910.02054),
 sources named in `states`.
 
 **Tensor axis.** One line per message of a block, with its shape; torch's `parallelize_module` has the same regions as
-`dlojz.by_hand.tensor`. A region is what lies between `enter` and `leave` (see `dlojz.by_hand.tensor.operators`):
+`dlojz.by_hand.tensor`. A region is what lies between `enter` and `leave` (see `dlojz.by_hand.tensor.axis`):
 
                                forward                         backward
     enter                      -                               all-reduce (what entered)

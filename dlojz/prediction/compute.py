@@ -202,7 +202,7 @@ def _share(part: RankPart) -> float:
     """Part of the model's FLOPs, by blocks, that one rank computes per micro-batch of its replica."""
     if part.config.layout.pp == 1:
         return 1.0
-    from dlojz.pipeline.block_weights import block_weights
+    from dlojz.pipeline.partition import block_weights
 
     flops = block_weights(part.config, "flops").weights
     # A bidirectional pipeline sends half of the micro-batches each way.

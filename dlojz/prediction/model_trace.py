@@ -36,8 +36,7 @@ from dlojz.by_hand.activation_offload import ActivationOffload, planned_offload
 from dlojz.by_hand.chunked_loss import chunk_loss
 from dlojz.by_hand.context_parallel import RingShare, share_sequences
 from dlojz.by_hand.ring_attention import PretendedRing
-from dlojz.by_hand.tensor.split import parallel_loss
-from dlojz.by_hand.tensor.split_linears import LinearShare
+from dlojz.by_hand.tensor.split import LinearShare, parallel_loss
 from dlojz.config.compatibility import has_tied_head
 from dlojz.config.fields import block_choices
 from dlojz.config.run_config import RunConfig

@@ -177,8 +177,7 @@ class ModelShapes:
         return replace(
             self,
             parameters=tuple(
-                replace(parameter, dtype=dtype) if parameter.is_cast else parameter
-                for parameter in self.parameters
+                replace(parameter, dtype=dtype) if parameter.is_cast else parameter for parameter in self.parameters
             ),
             buffers=tuple(
                 (block, elements, num_bytes, element_bytes * elements + num_bytes)
@@ -711,7 +710,7 @@ def bounds_of(config: RunConfig) -> tuple[int, ...]:
     stages = layout.pp if layout.engine == "deepspeed" else schedule_of(layout).stages
     if layout.partition == "uniform":
         return stage_bounds(layout, stages, [""] * blocks, [1] * blocks)
-    from dlojz.pipeline.block_weights import block_weights
+    from dlojz.pipeline.partition import block_weights
 
     parameters = block_weights(config, "parameters")
     flops = [float(weight) for weight in block_weights(config, "flops").weights] if layout.partition == "flops" else []

@@ -637,7 +637,7 @@ class Ranks:
 
 
 def _cluster() -> RankCluster:
-    from dlojz.ranks.slurm_ranks import SlurmCluster, inside_allocation
+    from dlojz.ranks.cluster import SlurmCluster, inside_allocation
 
     return SlurmCluster() if inside_allocation() else LocalCluster()
 

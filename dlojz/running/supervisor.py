@@ -109,7 +109,7 @@ def prepare(
     environment["OMP_NUM_THREADS"] = str(
         min(share, int(threads_setting)) if threads_setting.isdecimal() and int(threads_setting) else 1
     )
-    # Entries of torch's flight recorder, which `flight_recorder.last_calls` reads; without it the recorder may be off.
+    # Entries of torch's flight recorder, which `hang_diagnosis.last_calls` reads; without it the recorder may be off.
     environment["TORCH_FR_BUFFER_SIZE"] = "20000"
     environment["PYTHONUNBUFFERED"] = "1"
     # A crash in compiled code then prints the Python stack.

@@ -19,9 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlojz.by_hand.tensor.axis import TensorAxis, own_slice, share_bounds
+from dlojz.by_hand.tensor.axis import TensorAxis, enter, leave, own_slice, share_bounds
 from dlojz.by_hand.tensor.layers import ColumnParallelLinear, RowParallelLinear
-from dlojz.by_hand.tensor.operators import enter, leave
 from dlojz.models.coatnet import MBConvBlock, SqueezeExcitation, Stem
 
 

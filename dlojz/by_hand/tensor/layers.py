@@ -35,8 +35,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlojz.by_hand.tensor.axis import TensorAxis, own_slice, share_bounds
-from dlojz.by_hand.tensor.operators import gather_features, leave, shared, take_tokens
+from dlojz.by_hand.tensor.axis import TensorAxis, gather_features, leave, own_slice, share_bounds, shared, take_tokens
 from dlojz.models import gpt
 
 

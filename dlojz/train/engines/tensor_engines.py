@@ -17,7 +17,7 @@ embeddings that images need.
 The gradient of a split embedding is made whole on every rank (V × D, torch's rule), but for DDP and FSDP2, which cut it
 at once.
 
-A model from elsewhere is split into plain tensors with the lab's operators (`dlojz.by_hand.tensor.split_linears`),
+A model from elsewhere is split into plain tensors with the lab's operators (`dlojz.by_hand.tensor.split`),
 whatever the engine of the data axis.
 
 Source: torch 2.13, `torch/distributed/tensor/parallel/style.py`; Shoeybi et al. 2019 (arXiv 1909.08053), §3;
