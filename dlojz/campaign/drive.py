@@ -17,17 +17,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import colon, say
 from dlojz.base.machine import cores_available
 from dlojz.campaign.campaign import CampaignPlan
-from dlojz.campaign.results import (
-    NOTHING,
-    REFUSED,
-    Asked,
-    Outlook,
-    Result,
-    account_of,
-    find_run,
-    result_of,
-    root_of,
-)
+from dlojz.campaign.results import NOTHING, REFUSED, Asked, Outlook, Result, account_of, find_run, result_of, root_of
 from dlojz.results.record import STATUSES
 from dlojz.running.run import Run
 from dlojz.running.store import REUSED

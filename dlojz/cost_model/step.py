@@ -566,10 +566,7 @@ def simulate(workload: Workload, cluster: Cluster, layouts: Layouts, calibration
     boundary = float(boundary_s(workload, cluster, layouts, calibration)[0]) / v
     forward, backward = (
         [float(stage_s) + boundary for stage_s in (stages.counts @ layer_s)[stages.order, 0]]
-        for layer_s in (
-            passes.forward + passes.tensor_forward,
-            passes.backward + passes.again + passes.tensor_backward,
-        )
+        for layer_s in (passes.forward + passes.tensor_forward, passes.backward + passes.again + passes.tensor_backward)
     )
     half = tuple(stage_s / 2 for stage_s in backward)  # for schedules that split the backward
     costs = Costs(forward=tuple(forward), backward=tuple(backward), backward_input=half, backward_weight=half)

@@ -158,10 +158,7 @@ def data_loader(args: argparse.Namespace, rank: int = 0, world_size: int = 1) ->
     )
     workers = 4 if config.data_name == "imagenet" else 0
     return DataLoader(
-        dataset,
-        batch_sampler=sampler,
-        num_workers=workers,
-        worker_init_fn=ignore_stop_signal if workers else None,
+        dataset, batch_sampler=sampler, num_workers=workers, worker_init_fn=ignore_stop_signal if workers else None
     )
 
 

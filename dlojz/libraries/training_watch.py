@@ -55,15 +55,7 @@ from dlojz.libraries.scripts.first_step import (
     replicas_of_pipeline,
     schedule_stages,
 )
-from dlojz.libraries.seen_engines import (
-    MessageTimes,
-    SeenDDP,
-    SeenDeepSpeed,
-    SeenTorch,
-    mesh_groups,
-    seen,
-    uncompiled,
-)
+from dlojz.libraries.seen_engines import MessageTimes, SeenDDP, SeenDeepSpeed, SeenTorch, mesh_groups, seen, uncompiled
 from dlojz.libraries.step_ledger import (
     SEQUENCE_DIMS,
     ForwardCall,

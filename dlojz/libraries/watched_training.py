@@ -206,13 +206,7 @@ DEEPSPEED_FILE = "ds_config.json"
 
 
 def train_as_written(
-    config: RunConfig,
-    folder: Path,
-    events: EventLog,
-    *,
-    rank: int,
-    local_rank: int,
-    stop: StopRequest,
+    config: RunConfig, folder: Path, events: EventLog, *, rank: int, local_rank: int, stop: StopRequest
 ) -> tuple[Status, str]:
     """Run the program of `config.library` on this rank and write its events.
 

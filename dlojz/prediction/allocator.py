@@ -420,14 +420,7 @@ def snapshot(
 def _entry(
     action: str, event: int, address: int, size_bytes: int, frames: list[dict[str, Any]], stream: int
 ) -> dict[str, Any]:
-    return {
-        "action": action,
-        "addr": address,
-        "size": size_bytes,
-        "stream": stream,
-        "time_us": event,
-        "frames": frames,
-    }
+    return {"action": action, "addr": address, "size": size_bytes, "stream": stream, "time_us": event, "frames": frames}
 
 
 def _segment(blocks: Sequence[CachedBlock], frames_at: dict[int, list[dict[str, Any]]]) -> dict[str, Any]:

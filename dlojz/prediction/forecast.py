@@ -326,14 +326,7 @@ def pipeline_replay(
     )
     order = RankOrder(schedule_of(config.layout), part.pp_rank, runner_of(config), passes.retaining, halves=halves)
     return PipelineReplay(
-        config,
-        trace,
-        states,
-        overlay,
-        passes,
-        list(order.moments()),
-        samples_bytes=samples_bytes(part),
-        ledger=ledger,
+        config, trace, states, overlay, passes, list(order.moments()), samples_bytes=samples_bytes(part), ledger=ledger
     )
 
 

@@ -151,10 +151,7 @@ class RankPool:
         return answers
 
     def _collect(
-        self,
-        tickets: Mapping[int, int],
-        limit_s: float,
-        show_live: Callable[[Sequence[CellAnswer]], None] | None,
+        self, tickets: Mapping[int, int], limit_s: float, show_live: Callable[[Sequence[CellAnswer]], None] | None
     ) -> list[CellAnswer]:
         answers: dict[int, list[CellAnswer]] = {}  # of the ranks of each process
         rank_of = {name: rank for rank, name in self._members.items()}
@@ -291,13 +288,7 @@ def _answer(so_far: CellAnswer, value: Mapping[str, Any], interruption: CellFail
         if interruption is not None and trouble.name == interruption.name:
             trouble = replace(interruption, lines=lines)
     return CellAnswer(
-        so_far.rank,
-        tuple(value["parts"]),
-        value["cut"],
-        trouble,
-        value["last"],
-        value["torn"],
-        dict(value["counts"]),
+        so_far.rank, tuple(value["parts"]), value["cut"], trouble, value["last"], value["torn"], dict(value["counts"])
     )
 
 

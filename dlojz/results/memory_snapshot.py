@@ -406,10 +406,7 @@ def _device(
 
 
 def _replayed(
-    blocks: dict[int, tuple[int, str]],
-    entries: Sequence[tuple[str, int, int, object]],
-    release: str,
-    frames: _Frames,
+    blocks: dict[int, tuple[int, str]], entries: Sequence[tuple[str, int, int, object]], release: str, frames: _Frames
 ) -> Iterator[tuple[int, int]]:
     """Yield by how many bytes each entry changes what is in use and what is reserved, and keep the blocks in use."""
     for action, address, size, stack in entries:

@@ -437,11 +437,7 @@ def compared(before: RankProfile, after: RankProfile) -> ProfileComparison:
     def change(name: str, first: Sequence[float], second: Sequence[float]) -> Change:
         (before_s, before_calls), (after_s, after_calls) = first, second
         return Change(
-            name,
-            before_s / before.steps,
-            after_s / after.steps,
-            before_calls / before.steps,
-            after_calls / after.steps,
+            name, before_s / before.steps, after_s / after.steps, before_calls / before.steps, after_calls / after.steps
         )
 
     def changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Change]:

@@ -199,10 +199,7 @@ class Run(RunFolder, Tabular):
             print(error, file=sys.stderr)
             return
         steps = self.num_steps
-        print(
-            phrase("cancelled and kept", run_id=self.run_id, state=self.state, steps=steps),
-            file=sys.stderr,
-        )
+        print(phrase("cancelled and kept", run_id=self.run_id, state=self.state, steps=steps), file=sys.stderr)
 
     def cancel(self) -> str:
         """Ask the launcher, or the scheduler, to stop the run; a run that has ended stays as it is.

@@ -276,14 +276,7 @@ def _become_launcher(folder: Path, script: Script, environment: Mapping[str, str
         os._exit(1)
 
 
-def _become(
-    folder: Path,
-    worker_module: str,
-    rank: int,
-    processes: int,
-    forked: bool,
-    python: str,
-) -> NoReturn:
+def _become(folder: Path, worker_module: str, rank: int, processes: int, forked: bool, python: str) -> NoReturn:
     """Become the rank, in the child."""
     try:
         os.environ.update(

@@ -20,12 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from dlojz.base.machine import (
-    PARENT_VARIABLE,
-    StopRequest,
-    die_with_parent,
-    is_out_of_memory,
-)
+from dlojz.base.machine import PARENT_VARIABLE, StopRequest, die_with_parent, is_out_of_memory
 from dlojz.config.run_config import RunConfig, Script
 from dlojz.processes.hang_diagnosis import StallWatch, last_calls
 from dlojz.processes.script_environment import OF_RANKS, ProcessIdentity

@@ -371,13 +371,7 @@ def agree(loss: Tensor, stop: bool, control: dist.ProcessGroup | None) -> tuple[
 
 
 def train(
-    config: RunConfig,
-    folder: Path,
-    events: EventLog,
-    *,
-    rank: int,
-    local_rank: int,
-    stop: StopRequest | None = None,
+    config: RunConfig, folder: Path, events: EventLog, *, rank: int, local_rank: int, stop: StopRequest | None = None
 ) -> tuple[Status, str]:
     """Train on this rank and write events; returns how it ended and why.
 

@@ -78,11 +78,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         "reduce", "reduce up a binomial tree", "reduce par arbre binomial", _one, algorithms.reduce
     ),
     "tree_all_reduce": _algorithm(
-        "all_reduce",
-        "all-reduce by a binomial tree",
-        "all-reduce par arbre binomial",
-        _one,
-        algorithms.tree_all_reduce,
+        "all_reduce", "all-reduce by a binomial tree", "all-reduce par arbre binomial", _one, algorithms.tree_all_reduce
     ),
     "doubling_all_reduce": _algorithm(
         "all_reduce",

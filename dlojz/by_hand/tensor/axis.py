@@ -47,12 +47,7 @@ class TensorAxis:
     """
 
     def __init__(
-        self,
-        group: dist.ProcessGroup | None = None,
-        *,
-        rank: int = 0,
-        size: int = 1,
-        sequence_parallel: bool = False,
+        self, group: dist.ProcessGroup | None = None, *, rank: int = 0, size: int = 1, sequence_parallel: bool = False
     ) -> None:
         self.group = group
         self.rank = rank if group is None else dist.get_rank(group)

@@ -193,10 +193,7 @@ def title_of(processes: int, words: Sequence[str]) -> str:
     """Name a run by its processes and options."""
     short_words = [Path(word).name if Path(word).is_absolute() else word for word in words]
     options = f", {' '.join(short_words)}" if words else ""
-    return say(
-        en=f"{processes} process{'es' if processes > 1 else ''}{options}",
-        fr=f"{processes} processus{options}",
-    )
+    return say(en=f"{processes} process{'es' if processes > 1 else ''}{options}", fr=f"{processes} processus{options}")
 
 
 def rank_reports(folder: Path, processes: int) -> tuple[RankReport, ...]:

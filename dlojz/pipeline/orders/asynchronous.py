@@ -128,12 +128,7 @@ def pipemare(ranks: int, micro_batches: int, *, batch: int | None = None) -> Sch
 
 
 def ampnet(
-    ranks: int,
-    micro_batches: int,
-    *,
-    in_flight: int | None = None,
-    update_every: int = 1,
-    costs: Costs | None = None,
+    ranks: int, micro_batches: int, *, in_flight: int | None = None, update_every: int = 1, costs: Costs | None = None
 ) -> Schedule:
     """Order AMPNet: each rank takes what has arrived, and updates when it has gathered enough gradients.
 

@@ -134,13 +134,7 @@ class QueueLine(Contract):
 
 def squeue_argv(user: str) -> list[str]:
     """Return the command that lists all jobs of a user, those that ended just now included."""
-    return [
-        "squeue",
-        "--noheader",
-        "--states=all",
-        f"--user={user}",
-        f"--format={FIELD_END.join(_FORMAT)}{RECORD_END}",
-    ]
+    return ["squeue", "--noheader", "--states=all", f"--user={user}", f"--format={FIELD_END.join(_FORMAT)}{RECORD_END}"]
 
 
 def sacct_argv(job_ids: Iterable[str]) -> list[str]:
