@@ -30,9 +30,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from dlojz.base.language import refusal
+from dlojz.base.language import Sentences
 from dlojz.by_hand.optimizers import sent_bytes as stages
 from dlojz.config.layout import GRID_AXES, ORDERS, RankGrid
 from dlojz.config.optimizers import LOCAL, OPTIMIZERS
@@ -42,6 +43,8 @@ from dlojz.hardware.links import Link
 from dlojz.prediction.communication import boundary_bytes, communication_by_place, predict_communication
 from dlojz.prediction.shapes import FP32_BYTES, RankPart, bounds_of, model_shapes
 from dlojz.results.footprint import Traffic
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 Destinations = Sequence[Mapping[int, Fraction]]
 """Per pipeline rank, the pipeline ranks to which it sends, with the share of the bytes sent."""
@@ -81,12 +84,7 @@ def flows_of(traffic: Traffic, rank: int, grid: RankGrid, destinations: Destinat
     group = _members(traffic.group, rank, grid, traffic.group_size)
     size, message_bytes, count = len(group), Fraction(traffic.message_bytes), traffic.count or 0
     if traffic.group_size != size:
-        raise refusal(
-            en=f"a group along {traffic.group} has {size} ranks in this grid, but {traffic.collective} assumes "
-            f"{traffic.group_size}: give traffic and grid the same degrees.",
-            fr=f"un groupe selon {traffic.group} a {size} rangs dans cette grille, mais {traffic.collective} en "
-            f"annonce {traffic.group_size} : donnez au trafic et à la grille les mêmes degrés.",
-        )
+        raise phrase.refused("group of another size", traffic=traffic, size=size)
     if size == 1:
         return
     position, share = group.index(rank), message_bytes / size
@@ -142,10 +140,7 @@ def _members(name: str, rank: int, grid: RankGrid, told_size: int) -> tuple[int,
         return tuple(sorted({stages[position], stages[grid.pp - 1 - position]}))
     if name == "control":
         return tuple(range(grid.world_size))
-    raise refusal(
-        en=f"the group {name!r} is none of a grid: use pp, dp, tp, cp, ep, edp, twins, tied or control.",
-        fr=f"le groupe {name!r} n’est pas d’une grille : prenez pp, dp, tp, cp, ep, edp, twins, tied ou control.",
-    )
+    raise phrase.refused("no group of a grid", name=name)
 
 
 PARTS_OF = {"pp": ("twins", "tied"), "dp": EXPERT_GROUPS}
@@ -251,10 +246,7 @@ def link_traffic(config: RunConfig, grid: RankGrid | None = None) -> Crossing:
     layout = config.layout
     grid = grid or RankGrid(layout.dp, layout.pp, layout.tp, cp=layout.cp)
     if any(grid.size(axis) != getattr(layout, axis) for axis in GRID_AXES):
-        raise refusal(
-            en=f"the grid has {grid.degrees}, but the run has {layout.degrees}: give both the same degrees.",
-            fr=f"la grille a {grid.degrees}, mais l’exécution a {layout.degrees} : donnez-leur les mêmes degrés.",
-        )
+        raise phrase.refused("other degrees", grid=grid, layout=layout)
     by_place, destinations = _predicted(config)
     # Along the data and context axes all ranks send the same.
     traffic = [by_place[(coordinates := grid.coordinates(rank)).pp, coordinates.tp] for rank in range(grid.world_size)]
@@ -275,12 +267,7 @@ def crossing(
         LabError: if there is not one entry per rank, or a group does not have the size that the grid gives it.
     """
     if len(traffic) != grid.world_size:
-        raise refusal(
-            en=f"the grid has {grid.world_size} ranks, but the traffic of {len(traffic)} was received: give one "
-            "entry per rank.",
-            fr=f"la grille a {grid.world_size} rangs, mais le trafic de {len(traffic)} a été reçu : donnez une "
-            "entrée par rang.",
-        )
+        raise phrase.refused("other number of ranks", grid=grid, traffic=len(traffic))
     # Half of a middle rank's bytes go either way, all of an end rank's to its one neighbour.
     if destinations is None:
         neighbours = [

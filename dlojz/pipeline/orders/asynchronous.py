@@ -25,11 +25,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from statistics import fmean
 from typing import Literal, NamedTuple, get_args
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal, say
+from dlojz.base.language import Sentences, one_of
 from dlojz.pipeline.orders.synchronous import counted
 from dlojz.pipeline.schedule import (
     BACKWARD,
@@ -43,6 +44,8 @@ from dlojz.pipeline.schedule import (
     Schedule,
 )
 from dlojz.pipeline.simulator import UNIT_COSTS
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 Stashing = Literal["stashing", "vertical", "none"]
 _NAMES: dict[Stashing, str] = {
@@ -92,12 +95,7 @@ def pipedream_2bw(ranks: int, micro_batches: int, *, batch: int | None = None) -
     batch = ranks if batch is None else batch
     counted("pipedream-2bw", ranks=ranks, micro_batches=micro_batches, batch=batch)
     if batch < ranks:
-        raise refusal(
-            en=f"PipeDream-2BW needs a batch of at least as many micro-batches as stages ({ranks}), or a third "
-            f"version of the weights, but batch is {batch}: use {ranks} or more.",
-            fr=f"PipeDream-2BW demande un batch d’au moins autant de micro-batches que d’étages ({ranks}), sinon "
-            f"il faut une troisième version des poids, mais batch vaut {batch} : prenez {ranks} ou plus.",
-        )
+        raise phrase.refused("too few micro-batches", ranks=ranks, batch=batch)
     orders = [_one_f_one_b(rank, ranks - rank, micro_batches, batch) for rank in range(ranks)]
     return _schedule("pipedream-2bw", orders, micro_batches)
 
@@ -473,12 +471,7 @@ def _tables(
 
 
 def _not_there(action: Action, version: int, count: int) -> str:
-    return say(
-        en=f"{action} would use version {version} of its stage's weights, but that stage has only made {count} "
-        f"update(s) by then: put more updates before it, or choose the rule 'newest' or 'stashing'.",
-        fr=f"{action} utiliserait la version {version} des poids de son étage, qui n’a fait que {count} mise(s) à jour "
-        f"à ce moment : placez plus de mises à jour avant elle, ou choisissez la règle 'newest' ou 'stashing'.",
-    )
+    return phrase("version not there", action=action, version=version, count=count)
 
 
 def threshold(delay: int) -> float:
@@ -492,8 +485,5 @@ def threshold(delay: int) -> float:
         LabError: for a negative delay.
     """
     if delay < 0:
-        raise refusal(
-            en=f"a delay counts updates, 0 or more, but {delay} was received.",
-            fr=f"un retard compte des mises à jour : 0 ou plus, mais {delay} a été reçu.",
-        )
+        raise phrase.refused("no delay", delay=delay)
     return 2.0 * math.sin(math.pi / (4 * delay + 2))
