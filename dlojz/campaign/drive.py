@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Literal
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import colon, say
+from dlojz.base.language import Sentences, colon, say
 from dlojz.base.machine import cores_available
 from dlojz.campaign.campaign import CampaignPlan
 from dlojz.campaign.results import NOTHING, REFUSED, Asked, Outlook, Result, account_of, find_run, result_of, root_of
 from dlojz.results.record import STATUSES
 from dlojz.running.run import Run
 from dlojz.running.store import REUSED
+
+phrase = Sentences(Path(__file__).parent / "data" / "campaign.md")
 
 Backend = Literal["local", "slurm"]
 Told = Callable[[Sequence[Result]], None]
@@ -163,19 +165,9 @@ def unfit_backend(plan: CampaignPlan, on: Backend) -> str:
     if on == "slurm":
         if "" not in machines:
             return ""
-        return say(
-            en="the campaign names no machine to submit to: add --machine NAME (see `dlojz machines`), or run it here "
-            "with --on local.",
-            fr="la campagne ne nomme aucune machine où soumettre : ajoutez --machine NOM (voir `dlojz machines`), ou "
-            "exécutez-la ici avec --on local.",
-        )
+        return phrase("no machine")
     if machines != [""]:
-        return say(
-            en=f"the campaign is for {', '.join(filter(None, machines))}, not for this machine: use --on slurm, "
-            "--dry-run, or a campaign whose name ends in _local.",
-            fr=f"la campagne vise {', '.join(filter(None, machines))}, non cette machine : prenez --on slurm, "
-            "--dry-run, ou une campagne dont le nom finit par _local.",
-        )
+        return phrase("campaign of another machine", machines=", ".join(filter(None, machines)))
     # All ranks share this machine's cores.
     max_ranks = MAX_RANKS_PER_CORE * cores_available()
     large = [point for point in plan.points if point.config.layout.world_size > max_ranks]
@@ -184,9 +176,6 @@ def unfit_backend(plan: CampaignPlan, on: Backend) -> str:
     oversized_points = say(en="; ", fr=" ; ").join(
         f"{point.number} ({point.label}){colon()}{point.config.layout.world_size}" for point in large
     )
-    return say(
-        en=f"this machine's {cores_available()} cores carry {max_ranks} processes at most, but these points need more: "
-        f"{oversized_points}. Nothing was started.",
-        fr=f"les {cores_available()} cœurs de cette machine portent {max_ranks} processus au plus, mais ces points en "
-        f"demandent plus : {oversized_points}. Rien n’a été lancé.",
+    return phrase(
+        "too many processes here", cores=cores_available(), max_ranks=max_ranks, oversized_points=oversized_points
     )

@@ -28,17 +28,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
+from pathlib import Path
 from typing import NamedTuple
 
 from pydantic import Field
 
 from dlojz.base.contract import Contract
-from dlojz.base.language import refusal
+from dlojz.base.language import Sentences
 from dlojz.by_hand.collectives import algorithms
 from dlojz.by_hand.collectives.algorithm_catalogue import algorithm, node_size
 from dlojz.by_hand.collectives.algorithms import largest_power
 from dlojz.by_hand.collectives.running import TimedMessage, algorithm_of
 from dlojz.hardware.links import Link, fit_line
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 
 class Terms(NamedTuple):
@@ -165,10 +168,7 @@ def cost_s(
     for quantity, value in numbers.items():
         # bool is a subclass of int; infinity and NaN fail the comparison.
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-            raise refusal(
-                en=f"{quantity} must be a number of at least 0, but {value!r} was received.",
-                fr=f"{quantity} doit être un nombre d’au moins 0, mais {value!r} a été reçu.",
-            )
+            raise phrase.refused("no number from 0 on", quantity=quantity, value=value)
     link = Link(alpha_s, 1 / beta_s_per_byte if beta_s_per_byte else float("inf"))
     within, across = _levels(name, size, per_node)
     return within.seconds(message_bytes, inside or link) + across.seconds(message_bytes, link)
@@ -255,22 +255,12 @@ def fit(points: Iterable[Sequence[object]]) -> AlphaBetaFit:
     sizes = sorted({point.message_bytes for point in measured})
     # With one size of message, α and β cannot be told apart.
     if len(measured) < MIN_POINTS or len(sizes) < 2:
-        raise refusal(
-            en=f"a line takes at least {MIN_POINTS} points of at least 2 sizes of message, "
-            f"but {len(measured)} point(s) of {len(sizes)} size(s) were received: measure more sizes.",
-            fr=f"une droite demande au moins {MIN_POINTS} points d’au moins 2 tailles de message, "
-            f"mais {len(measured)} point(s) de {len(sizes)} taille(s) ont été reçus : mesurez d’autres tailles.",
-        )
+        raise phrase.refused("too few points", min_points=MIN_POINTS, measured=len(measured), sizes=len(sizes))
     kinds = sorted({(point.size, point.collective) for point in measured})
     # One line has one number of rounds: that of a collective on so many ranks.
     if len(kinds) > 1:
         on, sur = (", ".join(f"{collective} {word} {size}" for size, collective in kinds) for word in ("on", "sur"))
-        raise refusal(
-            en=f"the points must come from one collective on one number of ranks, but these come from {on}: fit each "
-            "alone.",
-            fr="les points doivent venir d’une seule communication sur un seul nombre de rangs, mais ceux-ci viennent "
-            f"de {sur} : ajustez-les à part.",
-        )
+        raise phrase.refused("points of several kinds", on=on, sur=sur)
     size, collective = kinds[0]
     name = algorithm_of(collective)
     line = terms(name, size)
@@ -291,10 +281,5 @@ def _point(fields: Sequence[object]) -> TimedMessage:
         legal = False
     if not legal:
         printable_fields = tuple(fields) if isinstance(fields, list | tuple) else fields
-        raise refusal(
-            en="a point is (bytes, seconds, ranks, collective) with positive bytes and seconds "
-            f"and at least 2 ranks, but {printable_fields!r} was received.",
-            fr="un point est (octets, secondes, rangs, communication) avec des octets et des secondes positifs "
-            f"et au moins 2 rangs, mais {printable_fields!r} a été reçu.",
-        )
+        raise phrase.refused("no point", printable_fields=printable_fields)
     return point

@@ -23,13 +23,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import refusal, say
+from dlojz.base.language import Sentences
 from dlojz.by_hand.tensor.axis import TensorAxis, add_up, copy
 from dlojz.by_hand.tensor.convolution import ParallelMBConvBlock, ParallelStem
 from dlojz.by_hand.tensor.layers import (
@@ -47,6 +48,8 @@ from dlojz.by_hand.tensor.split_blocks import (
 from dlojz.models import coatnet, gpt, llama
 from dlojz.models.blocks import BlockList, Loss, TransformerBlock, VocabularyHead, loss_of, tie, tied_names
 from dlojz.models.foreign.tensor_regions import Region, SplitLayer, own_columns, put
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 EVERYTHING = ""
 """The pattern that every part's name matches."""
@@ -98,13 +101,7 @@ def split_model(model: BlockList, axis: TensorAxis, pattern: str = EVERYTHING) -
     tied = tied_names(model)
     check_tied(chosen, names, tied, pattern)
     if axis.sequence_parallel and chosen != set(names):
-        raise refusal(
-            en=f"sequence_parallel needs every part split, as a whole one would miss the other ranks' tokens, but "
-            f"the pattern {pattern!r} leaves out {sorted(set(names) - chosen)[0]}: leave the pattern out.",
-            fr="sequence_parallel demande que toutes les parties soient découpées, car il manquerait à une partie "
-            f"entière les tokens des autres rangs, mais le motif {pattern!r} laisse de côté "
-            f"{sorted(set(names) - chosen)[0]} : retirez le motif.",
-        )
+        raise phrase.refused("sequence parallel in part", pattern=pattern, left_out=sorted(set(names) - chosen)[0])
     for number, block in enumerate(model.blocks):
         prefix = f"blocks.{number}."
         if type(block) in _HALVES:
@@ -134,13 +131,7 @@ def check_tied(chosen: set[str], names: Sequence[str], tied: Mapping[str, str], 
     # One of the two alone: the shared matrix would be split for one reader and whole for the other.
     if tied and len(ends & chosen) == 1:
         (split,), (part,) = ends & chosen, ends - chosen
-        raise refusal(
-            en=f"embedding and head share one matrix, but the pattern {pattern!r} splits {split} and leaves {part} "
-            "whole: write a pattern that matches both, e.g. embedding|head, or none of them.",
-            fr=f"l’embedding et la tête partagent une seule matrice, mais le motif {pattern!r} découpe {split} et "
-            f"laisse {part} entière : écrivez un motif qui vaut pour les deux, par exemple embedding|head, ou pour "
-            "aucune.",
-        )
+        raise phrase.refused("tied and split in part", pattern=pattern, split=split, part=part)
 
 
 def parallel_loss(model: BlockList) -> Loss:
@@ -154,17 +145,8 @@ def parallel_loss(model: BlockList) -> Loss:
 
 def _nothing_matches(model: str, pattern: str, names: list[str]) -> str:
     if not names:
-        return say(
-            en=f"{model} has no tensor-parallel form: use a model of the coatnet, vit, gpt or llama families, or tp=1.",
-            fr=f"{model} n’a pas de forme Tensor Parallel : prenez un modèle des familles coatnet, vit, gpt ou llama, "
-            "ou tp=1.",
-        )
-    return say(
-        en=f"no part of {model} matches {pattern!r}: its parts are called {names[0]}, …, {names[-1]}; write e.g. "
-        "attention, mlp, or blocks\\.[0-3]\\.",
-        fr=f"aucune partie de {model} ne correspond à {pattern!r} : elles s’appellent {names[0]}, …, {names[-1]} ; "
-        "écrivez par exemple attention, mlp, ou blocks\\.[0-3]\\.",
-    )
+        return phrase("no tensor-parallel form", model=model)
+    return phrase("no part matches", model=model, pattern=pattern, first_name=names[0], last_name=names[-1])
 
 
 class LinearShare(nn.Module):
