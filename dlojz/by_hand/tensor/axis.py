@@ -26,14 +26,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dlojz.base.language import refusal
+from dlojz.base.language import Sentences
 from dlojz.models.foreign.tensor_regions import own_columns
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 
 class TensorAxis:
@@ -113,12 +116,7 @@ class TensorAxis:
 
     def _parts(self, x: Tensor, dim: int) -> tuple[Tensor, ...]:
         if x.shape[dim] % self.size:
-            raise refusal(
-                en=f"{self.size} ranks cannot share dimension {dim} of a tensor of shape {tuple(x.shape)} equally: "
-                f"use a length that {self.size} divides.",
-                fr=f"{self.size} rangs ne peuvent pas se partager également la dimension {dim} d’un tenseur de "
-                f"forme {tuple(x.shape)} : prenez une longueur que {self.size} divise.",
-            )
+            raise phrase.refused("uneven slices", axis=self, dim=dim, shape=tuple(x.shape))
         return x.chunk(self.size, dim=dim)
 
 
@@ -139,11 +137,7 @@ def share_bounds(length: int, size: int, rank: int) -> tuple[int, int]:
     # ⌈length / n⌉, as torch's `chunk` cuts; later ranks get what is left.
     share = -(-length // size)
     if rank * share >= length:
-        raise refusal(
-            en=f"a dimension of {length} leaves nothing to rank {rank} of {size}: use fewer tensor-parallel ranks.",
-            fr=f"une dimension de {length} ne laisse rien au rang {rank} sur {size} : prenez moins de rangs de "
-            "Tensor Parallelism.",
-        )
+        raise phrase.refused("nothing for a rank", length=length, rank=rank, size=size)
     return rank * share, min((rank + 1) * share, length)
 
 
