@@ -116,7 +116,6 @@ class RingShare(SequenceShare):
     """A rank's tokens of each sequence, which attend to those of all ranks of a ring.
 
     Args:
-        ring: the ranks that share the sequence.
         order: which tokens each holds: `zigzag` gives every rank as much attention to compute.
     """
 
@@ -139,7 +138,6 @@ def share_sequences(model: Model, share: SequenceShare) -> Model:
 
     Args:
         model: any with modules that ask a `SequenceShare` (gpt, llama, qwen, deepseek).
-        share: this rank's.
 
     Raises:
         LabError: if the model has no attention that can be shared so.

@@ -181,7 +181,6 @@ class Result:
 
     Args:
         state: of the run; `waiting` or `refused` where there is none.
-        reason: why it ended so, or why its job waits.
         waits_for: why its job waits, in the scheduler's own word; empty where it does not wait, or says nothing.
         predicted_samples_per_s: from a run on one process in the campaign, of the same training, or of what each
             replica does, times the replicas.

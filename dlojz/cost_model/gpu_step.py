@@ -66,7 +66,6 @@ class Operator(NamedTuple):
     Attributes:
         label: under which its kernel is measured; empty for a view, which has none.
         size: as it is measured.
-        precision: of its input.
     """
 
     label: str
@@ -231,11 +230,7 @@ class Launching(NamedTuple):
 
 
 class Kernels:
-    """A GPU's kernels and its host, as measured.
-
-    Args:
-        timings: of one rank.
-    """
+    """A GPU's kernels and its host, as measured."""
 
     def __init__(self, timings: Sequence[Timed]) -> None:
         self.kernels: dict[tuple[str, Precision], dict[tuple[int, ...], float]] = {}

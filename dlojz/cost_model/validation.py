@@ -53,11 +53,7 @@ SLOW = "network slow"
 
 @cache
 def fitted_half(name: str) -> frozenset[str]:
-    """Names of the rows of a table that are fitted on: every second one in the order of their names' SHA-256.
-
-    Args:
-        name: of the table.
-    """
+    """Names of the rows of a table that are fitted on: every second one in the order of their names' SHA-256."""
     names = [row.row for row in usable(table(name))]
     return frozenset(sorted(names, key=lambda row: hashlib.sha256(row.encode()).hexdigest())[1::2])
 
@@ -157,7 +153,6 @@ class Tool(NamedTuple):
     """Error of another tool on a table.
 
     Attributes:
-        name: of the tool.
         mean: mean absolute error, as a share; None where it follows from what it has published row by row.
         note: who found it, on what, and whether it was tuned to these rows.
     """
@@ -214,9 +209,7 @@ class TableResult:
     """Validation of one table.
 
     Attributes:
-        name: of the table.
         profile: the calibration that predicted it.
-        rows: all usable ones.
     """
 
     name: str
@@ -521,7 +514,6 @@ class Reading:
     """A published reading and its prediction.
 
     Attributes:
-        row: as published.
         measured_bytes: as read; 0 where it ran out of memory.
         predicted_bytes: as `nvidia-smi` would show them, or of activations where those were published.
         capacity_bytes: of the GPU.

@@ -94,11 +94,7 @@ def device(args: argparse.Namespace) -> torch.device:
 
 
 class WithLoss(nn.Module):
-    """Model that returns the loss of a batch, as on the course's slide and on the Hugging Face hub.
-
-    Args:
-        network: from inputs to logits.
-    """
+    """Model that returns the loss of a batch, as on the course's slide and on the Hugging Face hub."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()

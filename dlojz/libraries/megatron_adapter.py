@@ -93,7 +93,6 @@ def own_name(name: str, *, depth: int, first_layer: int = 0) -> str:
 
     Args:
         name: as `GPTModel.named_parameters()` has it; its layers are numbered within the stage.
-        depth: layers of the whole model.
         first_layer: number, from 0, of the first layer of this pipeline stage.
 
     Raises:
@@ -159,7 +158,6 @@ def own_parameters(model: nn.Module, depth: int) -> Iterator[tuple[str, nn.Param
 
     Args:
         model: this rank's `GPTModel`, bare.
-        depth: layers of the whole model.
     """
     from megatron.core import parallel_state
 

@@ -49,11 +49,7 @@ def plain_name(name: str) -> str:
 
 
 class SeenTorch(Engine):
-    """Engine around a model that torch trains, built by a program.
-
-    Args:
-        module: the outermost module, which the program calls.
-    """
+    """Engine around a model that torch trains, built by a program."""
 
     overlap: Overlap | None = None
     """Of the last step's messages, as `MessageTimes` has seen them."""
@@ -380,10 +376,6 @@ class MessageTimes:
 
         Functional collectives have no times: of a wrapper's the seconds are not known then, without those of a clipping
         or of a script they are what is sent besides.
-
-        Args:
-            calls: that the probes have recorded.
-            step: the present one.
         """
         counted = sum(
             call.step == step and call.group_size > 1 and not (call.functional and call.origin != "wrapper")

@@ -146,7 +146,6 @@ class ProgramWatch(TrainingWatch):
     """Watch of a library's program, whose ranks agree at the end of each step, as in the lab's own loop.
 
     Args:
-        probes: of this rank, started.
         control: the lab's own group; None with one process.
         stop: whether this rank is asked to stop.
     """

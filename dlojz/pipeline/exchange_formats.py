@@ -351,7 +351,6 @@ def text_table(timeline: Timeline, width: int = DEFAULT_WIDTH) -> str:
     """Draw a timeline in plain text.
 
     Args:
-        timeline: simulated or measured.
         width: characters of a line, at least 40; a longer drawing goes on in a further block of lines below.
 
     Returns:

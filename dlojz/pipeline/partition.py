@@ -151,7 +151,6 @@ def total_time(loads: Sequence[Weight], micro_batches: int) -> float:
 
     Args:
         loads: time of each stage for one micro-batch, forward and backward together.
-        micro_batches: m, at least 1.
 
     Raises:
         LabError: if m is below 1.
@@ -261,10 +260,6 @@ def _first_cut(prefix: Sequence[int], stages: int, low: int, high: int) -> list[
 def uniform(num_blocks: int, stages: int) -> Partition:
     """Cut into equal numbers of blocks, whatever they weigh; the first stages get those that are left over.
 
-    Args:
-        num_blocks: n, at least 1.
-        stages: k.
-
     Returns:
         The partition, every block weighing 1; `.weighed(…)` gives its loads in another unit.
 
@@ -287,7 +282,6 @@ def balanced_like_deepspeed(weights: Sequence[Weight], stages: int) -> Partition
 
     Args:
         weights: one per block; added as floats, as DeepSpeed does.
-        stages: k.
 
     Returns:
         The partition, O(k n²).
@@ -331,10 +325,6 @@ def like_torchgpipe(weights: Sequence[Weight], stages: int) -> Partition:
 
     Of several lightest stages torchgpipe takes the first, the paper the one nearest to the heaviest. With many equal
     weights torchgpipe's choice may never end, or give stages that overlap; only there the paper's is followed.
-
-    Args:
-        weights: one per block.
-        stages: k.
 
     Returns:
         The partition, in which stages may be empty; torchgpipe states O(k n³).
@@ -431,9 +421,6 @@ def stage_bounds(
 
     Args:
         layout: its `partition` names the method; its engine counts too, as DeepSpeed has its own rules.
-        stages: how many, over all chunks.
-        names: class names of the blocks.
-        parameters: their numbers of parameters.
         flops: their FLOPs in a forward pass; needed for `partition="flops"` alone.
 
     Raises:
@@ -521,7 +508,6 @@ def block_weights(
         config: names the model, the size of its input, and for `time` the micro-batch and the device.
         measure: `parameters`; `flops` of the forward pass; `time`, forward and backward really run; `uniform`, 1 each;
             `regex`, 1 where `pattern` is found in the block's class, else 0 (as DeepSpeed's `type:`).
-        pattern: of `regex`, and of it only.
         tell: called with the number of blocks that have been timed.
 
     Raises:

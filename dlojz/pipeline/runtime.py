@@ -127,7 +127,6 @@ class PipelineRuntime:
     """Runtime of one rank of a synchronous pipeline.
 
     Args:
-        schedule: what every rank does; validated.
         modules: the stages that this rank holds, by (pipe, stage).
         boundaries: what enters each stage, in order; the first is the sample itself and is never sent.
         loss: mean loss of one micro-batch; called on the ranks that hold the last stage.
@@ -323,7 +322,6 @@ def stage_modules(model: BlockList, bounds: Sequence[int]) -> list[BlockList]:
     """The stages of a model, as lists of its blocks.
 
     Args:
-        model: a flat list of blocks.
         bounds: number of the first block of each stage, and the number of blocks at the end.
     """
     return [Stage(model.blocks[start:end], checkpointing=model.checkpointing) for start, end in pairwise(bounds)]
@@ -333,8 +331,6 @@ def boundaries_of(stages: Sequence[nn.Module], sample: Tensor, *, compute: torch
     """What enters each stage for a micro-batch like `sample`, and last what leaves the model.
 
     Args:
-        stages: the stages, in order, on any device.
-        sample: one micro-batch.
         compute: the type of an autocast around the stages; None: there is none.
     """
     boundaries = []

@@ -288,7 +288,6 @@ def simulate(schedule: Schedule, costs: Costs = UNIT_COSTS) -> Timeline:
 
     Args:
         schedule: what each rank does, in order; its dependencies are compiled at the first call and kept.
-        costs: times, in any unit.
 
     Raises:
         LabError: if the schedule cannot be executed (with the cycle, where it deadlocks), or the costs do not fit it.
@@ -495,7 +494,6 @@ def measured_timeline(
     """Build the timeline of one measured step, in seconds from its first action.
 
     Args:
-        schedule: what was executed.
         spans: of any steps and ranks; those without an action are left out.
         step: which step; by default the last one timed.
         ranks: pipeline rank of each process that counts; by default every process is its own.
@@ -582,12 +580,7 @@ def measured_overhead(timeline: Timeline, latency: float = 0.0) -> float:
 
 
 class MeasuredOverlay(NamedTuple):
-    """A step as measured and as simulated with the measured means.
-
-    Attributes:
-        simulated: the same schedule with the calibrated costs.
-        costs: those.
-    """
+    """A step as measured and as simulated with the measured means."""
 
     measured: Timeline
     simulated: Timeline

@@ -214,8 +214,6 @@ def plan_slices(tokens: int, ranks: int, time: SliceTime, *, grid: int = 1) -> S
     tried in rising order until none can improve on the best.
 
     Args:
-        tokens: s, tokens of a sequence.
-        ranks: p.
         time: what a slice costs; at least 0 and finite.
         grid: lengths are multiples of it (tensor cores like 8); it divides `tokens`.
 

@@ -140,7 +140,6 @@ class CachingAllocator:
 
     Args:
         limit_bytes: most bytes of all segments together; None is no limit.
-        listener: receives each action.
         expandable: whether a pool has one segment, which grows at its end (`expandable_segments:True`), so that free
             memory there is never too small for a request. It has no limit.
     """
@@ -317,7 +316,6 @@ def replay(
     `resize_` does.
 
     Args:
-        events: in their order.
         allocator: a fresh one, e.g. with a limit; left as it is after the last event.
         streams: of the storages that another stream than the first (0) has allocated.
 

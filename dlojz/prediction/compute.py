@@ -213,7 +213,6 @@ def _recomputed_flops(config: RunConfig, flops_of: dict[str, int]) -> dict[int, 
     """FLOPs of each block that backward computes again.
 
     Args:
-        config: the run.
         flops_of: each module's forward, in the order in which they are called.
     """
     kind, chosen = config.layout.checkpointing, block_choices(config.layout.activation_plan)

@@ -60,9 +60,6 @@ class Flow(NamedTuple):
     Args:
         group: mesh axis (dp, tp, pp, cp), `ep` and `edp` (parts of dp, see `EXPERT_GROUPS`), `twins` (the two copies
             of a stage, along pp), `tied` (those of a tied embedding, along pp) or `control` (the lab's own).
-        collective: its name.
-        source: the rank that sends.
-        target: the rank that receives.
         num_bytes: exact; a ring's chunks need not be whole bytes.
         messages: one after the other.
     """
@@ -151,8 +148,6 @@ class LinkTraffic(NamedTuple):
     """Bytes that one collective of one axis moves per step, over all ranks.
 
     Args:
-        group: as in `Flow`.
-        collective: its name.
         inside_bytes: sent to a rank of the same node.
         between_bytes: sent to a rank of another node.
     """
@@ -165,12 +160,7 @@ class LinkTraffic(NamedTuple):
 
 @dataclass(frozen=True)
 class Crossing:
-    """Traffic of a step on the links of a grid.
-
-    Args:
-        grid: placement of the ranks.
-        flows: what each rank sends to whom.
-    """
+    """Traffic of a step on the links of a grid."""
 
     grid: RankGrid
     flows: tuple[Flow, ...]
@@ -237,7 +227,6 @@ def link_traffic(config: RunConfig, grid: RankGrid | None = None) -> Crossing:
     """Lay the predicted traffic of one step of a run on the links of a grid.
 
     Args:
-        config: the run.
         grid: placement of its ranks, with the same degrees; by default the lab's order and 4 GPUs per node.
 
     Raises:
@@ -260,7 +249,6 @@ def crossing(
 
     Args:
         traffic: per rank of the grid, what it hands to each collective in one step.
-        grid: placement of the ranks.
         destinations: of pipeline ranks; by default the neighbours of a plain pipeline with boundaries of one size.
 
     Raises:

@@ -603,7 +603,6 @@ class StagePasses:
     """Passes of one stage, cut from a trace of all blocks.
 
     Attributes:
-        trace: the whole one.
         events: of each pass (`forward`, `backward`, `weights`), in order.
         kept: storages that forward leaves for backward, but for what the stage gives.
         between: storages that are there between two halves of a backward.
@@ -720,7 +719,6 @@ def passes_of(
     Args:
         whole_trace, halves: with a whole backward, and with one in two halves where the schedule has such.
         bounds: first block of each stage, and the number of blocks.
-        stages: of the rank.
         at_block: bytes of what enters each block.
     """
     stage_numbers = sorted(set(stages))

@@ -559,8 +559,6 @@ def gradient_traffic(config: RunConfig, shapes: ModelShapes, most_elements: int 
     """Predict the all-reduces of gradients: over dp ranks, of experts over the dp/ep ranks that hold the same.
 
     Args:
-        config: the run.
-        shapes: of what the rank holds.
         most_elements: reduced in one call; by default a bucket of the engine by hand.
     """
     layout: Layout = config.layout
@@ -622,10 +620,6 @@ def repeated_rings(config: RunConfig) -> int:
 
 def check_parameters(config: RunConfig, shapes: ModelShapes) -> None:
     """Refuse frozen parameters, and weights in other types than fp32, where they are neither predicted nor run.
-
-    Args:
-        config: the run.
-        shapes: of its whole model, or of a rank's part of it.
 
     Raises:
         LabError: with what the model has, and the layouts that take it.
@@ -702,7 +696,6 @@ class RankPart:
     One process is a pipeline of one stage. What is computed raises a `LabError` where the model cannot be cut so.
 
     Attributes:
-        config: the run.
         rank: from 0 to the world size: ((pp_rank · dp + dp_rank) · cp + cp_rank) · tp + tp_rank.
     """
 
@@ -810,7 +803,6 @@ class TensorShareRow(NamedTuple):
     Attributes:
         layers: path with `*` for numbers, which is a pattern of a `tp_plan`; empty for all that is whole.
         style: of their split; `inner` is whole, but its gradient is summed.
-        number: how many layers.
         heads: attention heads of each that the ranks share; 0 where it has none.
         parts: outputs of each fused part, which is split by itself; one number where none is fused.
         rank_bytes: fp32 weights of all of them on a rank.

@@ -576,7 +576,6 @@ def trace(
     Args:
         module: any; on the meta device or a real one, where it stays untouched.
         inputs: of its forward, tensors or nested ones, on the meta device or a real one; copied, not changed.
-        compute: precision.
         targets: part of the micro-batch, for the loss.
         loss: of the module's output (and of the targets), a scalar; by default the sum of all its numbers.
         around_forward: made of the module and entered around its forward pass; its `host_copies` afterwards count as

@@ -79,7 +79,6 @@ class Guard:
     """Guard of one rank.
 
     Args:
-        board: this rank's view of the board.
         limit_s: seconds a rank may wait for others that still compute.
     """
 

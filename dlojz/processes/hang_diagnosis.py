@@ -81,11 +81,7 @@ def call_words(call: Mapping[str, Any]) -> str:
 
 
 def mismatch(calls: Mapping[int, Mapping[str, Any]]) -> RankFault | None:
-    """Compare the same call (the n-th of a group, or the two ends of a message) between ranks; None if all agree.
-
-    Args:
-        calls: what each rank calls, by rank.
-    """
+    """Compare the same call (the n-th of a group, or the two ends of a message) between ranks; None if all agree."""
     message = any(map(_is_message, calls.values()))
     return (
         (None if message else _differing("order", calls, lambda call: call["op"]))
@@ -217,12 +213,8 @@ def missing_ranks(
     """Say which ranks did not call a collective, `words`, in which others wait.
 
     Args:
-        ranks: that are missing.
-        words: of the collective.
         waiting: ranks in it; where none is known, they are "the others".
         when: the missing ranks have ended, may still come, or the others waited until time was up.
-        detail: put after the waiting ranks.
-        kind: of the fault.
     """
     absent, waiters = list(ranks), list(waiting)
     several, plural = len(absent) > 1, len(waiters) != 1
@@ -386,9 +378,6 @@ class StallWatch(threading.Thread):
     """Thread of a rank that notes where the rank stands when no step ends, and again when that changes.
 
     The event is `stalled`: `groups` as in `collectives`, empty where none was called, and `line` of the user's code.
-
-    Args:
-        log: of the rank's events.
     """
 
     def __init__(self, log: StepLog) -> None:

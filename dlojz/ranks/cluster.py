@@ -203,9 +203,6 @@ class RankCluster(ABC):
     def start(self, size: int, progress: Callable[[], None] = _NOTHING) -> None:
         """Start `size` fresh ranks, in place of those there are.
 
-        Args:
-            progress: called again and again meanwhile.
-
         Raises:
             LabError: if they do not start.
         """

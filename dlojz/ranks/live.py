@@ -62,7 +62,6 @@ class RankPool:
 
     Args:
         cluster: where they live; started.
-        size: number of ranks, each a process.
     """
 
     def __init__(self, cluster: RankCluster, size: int) -> None:
@@ -237,7 +236,6 @@ class ThreadPool(RankPool):
 
     Args:
         cluster: with one process; started.
-        size: number of ranks.
     """
 
     def __init__(self, cluster: RankCluster, size: int) -> None:
@@ -490,7 +488,6 @@ class Ranks:
             size: number of ranks, 1 to 256.
             force: whether to start more than the machine bears.
             threads: whether they are threads of one process on this machine, one of which runs at a time.
-            progress: called again and again meanwhile.
 
         Raises:
             RanksRefused: if the number is illegal, or more than the machine bears.

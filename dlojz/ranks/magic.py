@@ -118,11 +118,7 @@ def _seconds(text: str) -> float:
 
 
 class RanksMagics:
-    """Magics of one notebook.
-
-    Args:
-        ranks: the variable `ranks` of the notebook.
-    """
+    """Magics of one notebook."""
 
     def __init__(self, shell: Any, ranks: Ranks) -> None:
         self._shell, self.ranks = shell, ranks

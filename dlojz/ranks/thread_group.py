@@ -274,7 +274,6 @@ class ThreadExchange:
     """All groups of the ranks of this process, and what each rank calls; a process has one, for as long as it lives.
 
     Args:
-        size: number of ranks.
         on_switch: called with the rank that has just got the baton.
     """
 

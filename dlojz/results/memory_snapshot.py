@@ -132,10 +132,6 @@ class _PlainStack:
 def plain_value(data: bytes, name: str) -> Any:
     """Build the value of a pickle that has plain types only: nothing is imported, called or looked up.
 
-    Args:
-        data: the pickle; bytes behind its end are left out.
-        name: of the file, safe to show.
-
     Raises:
         LabError: if it names or calls anything (GLOBAL, REDUCE, BUILD, …), or is cut off.
     """
@@ -202,7 +198,6 @@ class MemorySnapshot:
     """What one device held, and when.
 
     Attributes:
-        name: of the file, safe to show.
         device: number of the device; `other_devices` those that the file has besides.
         in_use_bytes, reserved_bytes: after each entry of the record, the first before any of them; of one moment, the
             end, where there is no record. Exact up to 8 PiB.

@@ -40,11 +40,7 @@ _DECODER = json.JSONDecoder()
 
 
 class TraceFile:
-    """Trace of one rank; `head` fills while its events are read.
-
-    Args:
-        path: a file that `torch.profiler` wrote.
-    """
+    """Trace of one rank; `head` fills while its events are read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -559,7 +559,6 @@ class AlignedRanks:
     """Ranks on one clock, which counts seconds from the first activity.
 
     Attributes:
-        ranks: in order.
         shifts_s: how far the clock of each rank was moved, its base aside.
         uncertain_s: how well that is known; infinite where no common collective or message ties the rank to others.
     """

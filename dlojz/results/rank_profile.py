@@ -139,7 +139,6 @@ class RankProfile:
     """What one rank does in its steps.
 
     Attributes:
-        name: of the file, safe to show.
         rank: None where the trace does not say.
         devices: names of the GPUs; empty where the trace does not say.
         step_mark: what marks the steps; empty where nothing does.

@@ -55,7 +55,6 @@ def configurations(names: Sequence[str] | None = None, **fields: Any) -> tuple[d
     """Make each library's configuration, and list why the others cannot run.
 
     Args:
-        names: libraries of the catalogue; by default all.
         **fields: of `RunConfig` and `Layout`, given flat, but for the library.
 
     Raises:
@@ -93,10 +92,8 @@ def run_libraries(
     """Run the same training with every library that is installed and has such a layout; return them side by side.
 
     Args:
-        names: libraries of the catalogue; by default all.
         rounds: at least 1; the ratios of step times are taken within a round.
         again: make new runs in the first round too; the later rounds are new in any case.
-        on_run: called before each run.
         **fields: of `RunConfig` and `Layout`, given flat, but for the library.
 
     Raises:

@@ -92,7 +92,6 @@ class Run(RunFolder, Tabular):
         """Draw a pipeline's measured step under its simulation; `dlojz.compare.overlay_of` gives the figures.
 
         Args:
-            path: picture to write, if any.
             step: one of the steps kept; by default the one of median length.
 
         Raises:

@@ -190,7 +190,6 @@ def assemble(
     """Assemble a run's record: losses, the last footprint of each rank, timeline, environment and end.
 
     Args:
-        events: by rank, in the order written.
         elapsed_s: seconds of all attempts, each from its start to its end; None where that is not known.
         ended_s: Unix time of the end; None where that is not known.
     """

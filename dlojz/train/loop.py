@@ -63,7 +63,6 @@ def offset_to_first(group: dist.ProcessGroup | None, clock: Callable[[], float] 
 
     Args:
         group: all ranks, of a backend that communicates from the CPU; None with one process.
-        clock: this rank's clock.
     """
     if group is None or group.size() == 1:
         return ClockOffset(0.0, 0.0)

@@ -163,8 +163,6 @@ def program(name: str, rank: int, size: int, *, per_node: int | None = None) -> 
     """Return one rank's steps: whom it sends which chunks, whose chunks it receives, adds or keeps.
 
     Args:
-        name: one of `names()`.
-        rank: from 0 to `size` − 1.
         size: number of ranks, at least 1; no powers of two are needed.
         per_node: ranks of one node, for `hierarchical_all_reduce`; a divisor of `size`.
 

@@ -154,7 +154,6 @@ def cost_s(
     """Compute the seconds of a collective in the α–β model; 0 for one rank.
 
     Args:
-        name: one of `names()`.
         message_bytes: the whole tensor, at least 0.
         alpha_s: seconds before the first byte of each message.
         per_node: ranks of one node, for `hierarchical_all_reduce`.

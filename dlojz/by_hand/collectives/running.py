@@ -32,9 +32,7 @@ def run(name: str, tensor: Tensor, group: Any = None, *, per_node: int | None = 
     not, also with fewer elements than ranks. Chunks are those of `torch.tensor_split` of the flat tensor.
 
     Args:
-        name: one of `names()`.
         tensor: this rank's part; only read.
-        group: process group; by default all ranks.
         per_node: ranks of one node, for `hierarchical_all_reduce`.
         watched: whether messages pass through the guard of the ranks, where one is installed.
 
@@ -182,8 +180,6 @@ def measure(
             or of our algorithms (`names()`).
         sizes_bytes: sizes of the message, at least 4 bytes each; rounded up to whole fp32 elements for each rank.
         repeats: measurements of each size, at least 1, whose median counts: of one call on GPUs, else of `IN_A_ROW`.
-        warmup: calls before, which are not timed.
-        group: process group; by default all ranks.
         tell: called before each size, with the numbers of sizes done and in all.
 
     Returns:

@@ -53,7 +53,6 @@ class Simulation(NamedTuple):
 
     Args:
         states: one more than there are steps; `states[k][rank][chunk]` after k steps.
-        transfers: the messages of each step.
     """
 
     name: str
@@ -85,7 +84,6 @@ def simulate(name: str, values: Sequence[Sequence[float | None]] | int, *, per_n
     """Simulate an algorithm on numbers, step by step.
 
     Args:
-        name: one of `names()`.
         values: by rank, one number per chunk (`num_chunks(name, size)`); ignored where a rank has nothing at the start
             (all-gather, broadcast). An integer is a number of ranks, with `default_values`.
         per_node: ranks of one node, for `hierarchical_all_reduce`.

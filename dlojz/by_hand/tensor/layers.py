@@ -82,11 +82,7 @@ class RowParallelLinear(nn.Module):
 
 
 class VocabularyParallelEmbedding(nn.Module):
-    """Embedding of which each rank holds the vectors of v consecutive words.
-
-    Args:
-        embedding: the table to split, V × D.
-    """
+    """Embedding of which each rank holds the vectors of v consecutive words."""
 
     def __init__(self, embedding: nn.Embedding, axis: TensorAxis) -> None:
         super().__init__()
@@ -164,7 +160,6 @@ def vocabulary_parallel_cross_entropy(logits_BTv: Tensor, targets_BT: Tensor, st
         logits_BTv: this rank's logits, fp32, `(B, T, v)`.
         targets_BT: the words to predict, integers below V, `(B, T)`, the same on all ranks.
         start: this rank's first word.
-        axis: the ranks that share the vocabulary.
     """
     return cast(Tensor, _CrossEntropy.apply(logits_BTv, targets_BT, start, axis))
 

@@ -92,7 +92,6 @@ class RandomStates:
 
         Args:
             x: any shape; the same values on all ranks where `stream` is `replicated`.
-            p: from 0 to 1.
             stream: `replicated` outside of the parallel regions, `split` inside, and for this rank's own tokens.
             training: otherwise `x` is returned, and nothing is drawn.
 

@@ -121,7 +121,6 @@ def check_tied(chosen: set[str], names: Sequence[str], tied: Mapping[str, str], 
     """Refuse to split only one of the two parts that share a matrix.
 
     Args:
-        chosen: the parts that are split, of `names`.
         tied: the names of the shared parameter, as `tied_names` gives them.
 
     Raises:

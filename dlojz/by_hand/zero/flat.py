@@ -88,7 +88,6 @@ def check_elementwise(make_optimizer: MakeOptimizer, device: torch.device) -> No
     """Check that an optimizer is elementwise: a small matrix, whole, then flat and cut in two, gives the same numbers.
 
     Args:
-        make_optimizer: makes the optimizer from a list of tensors.
         device: where it will work.
 
     Raises:

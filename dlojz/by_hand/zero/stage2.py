@@ -35,7 +35,6 @@ class ZeroStage2(Zero):
     """Model whose optimizer states and gradients are sharded. Use: see `Zero`.
 
     Args:
-        module, make_optimizer, group: see `Zero`.
         bucket_bytes: a bucket leaves once it holds so much.
 
     Raises:

@@ -32,7 +32,6 @@ class RankReport:
     """What one rank did.
 
     Attributes:
-        rank: which one.
         steps, repeated: of its optimizers, and those with gradients that a step had used already.
         kept: steps whose gradients were still there when those of the next one came.
         group_size: ranks of the process group at the first step; 0 where there is none.
@@ -159,7 +158,6 @@ class Trial:
 
     Attributes:
         words: options of the script that were given besides the common ones.
-        folder: of the run.
         rates: by rank, the numbers that it printed after `samples/s`.
         printed: by rank, the numbers that it printed after `loss`.
     """

@@ -82,7 +82,6 @@ def pipedream_2bw(ranks: int, micro_batches: int, *, batch: int | None = None) -
     W(t+1) = W(t) − ν ∇f(W(t−1)): one update old on every stage.
 
     Args:
-        ranks: p.
         micro_batches: m, in all; the last batch is smaller where they are not a multiple.
         batch: micro-batches per version, at least p so that version ⌊k / batch⌋ − 1 exists on every stage when
             micro-batch k comes; p by default.
@@ -134,8 +133,6 @@ def ampnet(
     Gradients that are left over at the end update nothing.
 
     Args:
-        ranks: p.
-        micro_batches: m, in all.
         in_flight: micro-batches between their first forward and their last backward (`max_active_keys`); p by default.
         update_every: gradients that a stage gathers before it updates (`min_update_frequency`).
         costs: unit costs by default.

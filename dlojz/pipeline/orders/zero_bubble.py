@@ -155,8 +155,6 @@ def zero_bubble(ranks: int, micro_batches: int, memory_limit: float, costs: Cost
     """Choose the shortest of the eight schedules of the zero-bubble heuristic.
 
     Args:
-        ranks: stages, one per rank, at least 1.
-        micro_batches: at least 1.
         memory_limit: activations that a rank may keep, in micro-batches of a stage (M_B of the paper is
             `costs.kept_for_input`, M_W is `costs.kept_for_weight`); `ranks` gives ZB-1p, `2 * ranks` ZB-2p.
         costs: times per stage and of messages.
@@ -365,9 +363,6 @@ class RankState:
     """State of the rank that chooses, which a priority may look at.
 
     Attributes:
-        rank, ranks: which one, of how many.
-        micro_batches: of the step.
-        time: now.
         held: activations that it keeps, in stage-micro-batches.
         room: whether its cap lets it take one more.
         forwards_left: forwards that it has not run yet, of all its stages.
@@ -419,8 +414,6 @@ def list_schedule(
     """Schedule greedily: every rank always runs, of all actions that are ready, the first by its priority.
 
     Args:
-        ranks: number of ranks, at least 1.
-        micro_batches: micro-batches of a step, at least 1.
         placement: rank of each stage, in order of the stages; by default stage s is on rank s.
         priority: "forward-first", "backward-first", or a function of a ready action and of the state of the rank; the
             smallest value runs first, None means not now.

@@ -444,7 +444,6 @@ class Diagnosis:
     """Diagnosis of a run, for a notebook or a terminal.
 
     Args:
-        run_id, title, state, reason: of the run.
         findings: the cause; empty if nothing is wrong, or no rule applies.
         errors: the first error of each rank that printed one, then of the launcher and of the job.
         memory: of a run out of memory; None otherwise.
@@ -549,10 +548,6 @@ def standstill(events_by_rank: Mapping[int, Sequence[Mapping[str, Any]]], now_s:
 
     Before the first step it is told only where ranks wait for one: what comes before a training may take its time. A
     rank that notes nothing for longer than the others took to note that they stand still is silent: stopped, or lost.
-
-    Args:
-        events_by_rank: as the ranks wrote them.
-        now_s: time of the Unix clock.
     """
     newest: dict[int, Mapping[str, Any]] = {}
     for rank, events in events_by_rank.items():
@@ -589,12 +584,7 @@ _SILENT_S = 20.0
 
 
 class StandstillReport:
-    """Reader of a run that goes on, which tells once what it stands still for, and again when that changes.
-
-    Args:
-        folder: of the run.
-        tell: called with the sentences.
-    """
+    """Reader of a run that goes on, which tells once what it stands still for, and again when that changes."""
 
     def __init__(self, folder: Path, tell: Callable[[str], object]) -> None:
         self._folder, self._tell = folder, tell

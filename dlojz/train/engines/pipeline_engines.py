@@ -365,7 +365,6 @@ def torch_schedule(
 
     Args:
         schedule: any that torch can execute.
-        stages: this rank's, in order.
         loss: mean loss of one micro-batch.
 
     Raises:
