@@ -1,4 +1,4 @@
-"""Runs of a campaign: drive its points, and judge each: what was predicted, which run stands for it, what that measured.
+"""Runs of a campaign: drive its points, and judge each: what was predicted, which run stands for it, what it measured.
 
 A campaign is run point after point here, or as job arrays through a scheduler. It can be interrupted and called again:
 a finished run is found by its configuration, a queued or running one is waited for, and only what failed or was never
