@@ -20,7 +20,7 @@ from typing import Literal
 
 from dlojz import hardware
 from dlojz.base.errors import LabError
-from dlojz.base.language import Sentences, colon, format_bytes, refusal, say
+from dlojz.base.language import Sentences, colon, format_bytes, say
 from dlojz.base.machine import cores_available
 from dlojz.campaign.campaign import CampaignPlan, CampaignPoint
 from dlojz.hardware import Device
@@ -166,12 +166,7 @@ def _named(option: str, name: str, ending: str = "") -> str:
         return name + ending
     short_name = name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}…"
     correct = f"--{option}" + (say(en=" or $", fr=" ou $") + ACCOUNT_VARIABLE if option == "account" else "")
-    raise refusal(
-        en=f"{option} is a name that the scheduler knows, of at most 64 letters, digits and '_.@+-' (a letter, a "
-        f"digit or '_' first), but {short_name!r} was received: correct {correct}.",
-        fr=f"{option} est un nom connu de l’ordonnanceur, d’au plus 64 lettres, chiffres et « _.@+- » (au début, "
-        f"une lettre, un chiffre ou « _ »), mais {short_name!r} a été reçu : corrigez {correct}.",
-    )
+    raise phrase.refused("no name of the scheduler", option=option, short_name=short_name, correct=correct)
 
 
 def root_of(root: Path, machine: str) -> Path:
@@ -295,10 +290,7 @@ def _waits_for(run: Run) -> str:
 def _does_not_fit(predicted: Outlook, reason: str) -> str:
     """Running out of memory is a result."""
     demand, limit = format_bytes(predicted.taken_bytes), format_bytes(predicted.limit_bytes)
-    sentence = say(
-        en=f"does not fit: {demand} predicted for a rank, limit {limit}",
-        fr=f"ne tient pas : {demand} prédits pour un rang, limite {limit}",
-    )
+    sentence = phrase("does not fit", demand=demand, limit=limit)
     return f"{sentence}. {reason}".strip()
 
 
