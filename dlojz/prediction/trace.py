@@ -830,4 +830,4 @@ def _refusal(error: Exception) -> LabError:
     kind, reason = type(error).__name__, error_with_line(error)
     if "DataDependent" in kind or "DynamicOutputShape" in kind or "UnbackedSymInt" in kind:
         return ValuesNeededError(reason)
-    return LabError(phrase("module does not run", reason=reason))
+    return phrase.refused("module does not run", reason=reason)

@@ -543,7 +543,7 @@ class Ranks:
 
     def __repr__(self) -> str:
         if not self:
-            return _none_running()
+            return phrase("no ranks running")
         return say(en=f"ranks 0 to {self.size - 1}", fr=f"rangs 0 à {self.size - 1}")
 
     def run(
@@ -613,7 +613,7 @@ class Ranks:
 
     def _running(self) -> RankPool:
         if self._pool is None:
-            raise RanksRefused(_none_running())
+            raise RanksRefused(phrase("no ranks running"))
         return self._pool
 
     def _hint(self, answers: list[CellAnswer]) -> str:
@@ -628,10 +628,6 @@ def _cluster() -> RankCluster:
     from dlojz.ranks.cluster import SlurmCluster, inside_allocation
 
     return SlurmCluster() if inside_allocation() else LocalCluster()
-
-
-def _none_running() -> str:
-    return phrase("no ranks running")
 
 
 def show(output: CellOutput | RankStatus) -> None:

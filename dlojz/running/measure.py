@@ -250,26 +250,18 @@ def calibrated(
         # A calibration of a GPU says nothing of the cores on which these ranks will run.
         if not fresh and calibration.gpu == "cpu" and {*ranks} <= {setup.ranks for setup in calibration.setups}:
             if wanted(None):
-                print(_reused(calibration), file=sys.stderr)
+                words = calibration.words(calibration.setups[-1].ranks)
+                print(phrase("calibration reused", words=words), file=sys.stderr)
             return calibration
     except LabError:  # there is none, or an old or damaged one
         pass
     sizes = sorted({1, *ranks})
     if wanted(None):
         processes = "process" if sizes == [1] else "processes"
-        print(
-            phrase("measuring", sizes=", ".join(map(str, sizes)), processes=processes),
-            file=sys.stderr,
-        )
+        print(phrase("measuring", sizes=", ".join(map(str, sizes)), processes=processes), file=sys.stderr)
     calibration = measure_machine(sizes, quick=quick, device="cpu")
     write_measured(path, calibration)
     return calibration
-
-
-def _reused(prior: Measured) -> str:
-    """Say how old the measurements are, how noisy, how busy the machine then was, and how to measure again."""
-    words = prior.words(prior.setups[-1].ranks)
-    return phrase("calibration reused", words=words)
 
 
 def measure_rounds(configs: Sequence[RunConfig], rounds: int = 8) -> list[tuple[float, ...]]:

@@ -335,7 +335,7 @@ def version_audit(schedule: Schedule, weights: Weights | None = None) -> Audit:
         for (_, action), version, newest_version in zip(rows, chosen, newest[stage_copy], strict=True):
             # "vertical" and "double-buffered" may name a version that is not made yet.
             if version is not None and action.kind != UPDATE and version > newest_version:
-                raise LabError(_not_there(action, version, newest_version))
+                raise phrase.refused("version not there", action=action, version=version, count=newest_version)
         used_versions[stage_copy] = chosen
 
     versions: list[int | None] = [None] * len(schedule.actions)
@@ -465,10 +465,6 @@ def _tables(
             row[action.micro_batch] = update - version if before is None else max(before, update - version)
             tables[2][stage_copy.stage][action.micro_batch] = update
     return [tuple(tuple(row) for row in table) for table in tables]
-
-
-def _not_there(action: Action, version: int, count: int) -> str:
-    return phrase("version not there", action=action, version=version, count=count)
 
 
 def threshold(delay: int) -> float:
