@@ -99,7 +99,7 @@ book: $(READY)
 MODULES = $(shell find dlojz -name '*.py' ! -path '*/data/*' | sed 's|/__init__\.py$$||;s|\.py$$||;s|/|.|g' | sort)
 site: $(READY)
 	@$(BIN)/python -W ignore -m pdoc --docformat google --no-show-source --output-directory site/api $(MODULES) \
-	  '!dlojz.libraries.programs' '!dlojz.libraries.megatron_inspection'
+	  '!dlojz.libraries.programs' '!dlojz.libraries.megatron_adapter'
 	@$(BIN)/dlojz labs book --out site
 
 # All of the course is served, since the labs link to the code that they are about. JupyterLab does not ask about news;

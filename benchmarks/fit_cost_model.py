@@ -20,9 +20,17 @@ import tyro
 
 from dlojz.base.files import write_atomic
 from dlojz.cost_model.calibration import BOUNDS, FOLDER, Calibration, Profile
-from dlojz.cost_model.fit import FITTED_TABLES, completed, is_fitted, predicted_s, usable
 from dlojz.cost_model.layouts import Reals
-from dlojz.cost_model.validation import LEFT_OUT, PROFILE_OF, interval
+from dlojz.cost_model.validation import (
+    FITTED_TABLES,
+    LEFT_OUT,
+    PROFILE_OF,
+    completed,
+    interval,
+    is_fitted,
+    predicted_s,
+    usable,
+)
 from dlojz.hardware.evidence import Measurement, table
 from dlojz.planner.answer import FILE, HeldOutErrors
 

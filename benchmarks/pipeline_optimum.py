@@ -1,4 +1,4 @@
-"""Make the table of proven optima, `dlojz/pipeline/optimum_table.json`, so that labs need no solver.
+"""Make the table of proven optima, `dlojz/pipeline/data/optimum_table.json`, so that labs need no solver.
 
     python benchmarks/pipeline_optimum.py            # all of it, into the package
     python benchmarks/pipeline_optimum.py --ranks 3  # only up to 3 ranks, printed, nothing written
@@ -29,8 +29,8 @@ import tyro
 from ortools.sat.python import cp_model
 
 from dlojz.base.language import refusal, shortest
-from dlojz.pipeline.optimum.shortest_schedule import OBJECTIVES, TABLE, Optimum, Problem, first_guess
 from dlojz.pipeline.schedule import BACKWARD_INPUT, BACKWARD_WEIGHT, COST_OF, FORWARD, Action, Costs, Schedule
+from dlojz.pipeline.shortest_schedule import OBJECTIVES, TABLE, Optimum, Problem, first_guess
 from dlojz.pipeline.simulator import UNIT_COSTS, deltas, simulate
 
 _FINEST = 10_000

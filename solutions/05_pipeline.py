@@ -370,12 +370,12 @@ lab.check("memory-cap", under_cap)
 
 # %% [markdown] lang="fr"
 # Une place de moins coûte 18 % de temps ; rien de plus court n’existe
-# ([shortest_schedule.py](../../dlojz/pipeline/optimum/shortest_schedule.py)). Au-delà de quatre, la mémoire ne fait
+# ([shortest_schedule.py](../../dlojz/pipeline/shortest_schedule.py)). Au-delà de quatre, la mémoire ne fait
 # rien gagner : la bulle vient des dépendances.
 
 # %% [markdown] lang="en"
 # One slot fewer costs 18% more time, and nothing shorter exists
-# ([shortest_schedule.py](../../dlojz/pipeline/optimum/shortest_schedule.py)). Beyond four, memory buys nothing more:
+# ([shortest_schedule.py](../../dlojz/pipeline/shortest_schedule.py)). Beyond four, memory buys nothing more:
 # the bubble comes from the dependencies.
 
 # %% name="capped"

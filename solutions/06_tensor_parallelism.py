@@ -44,7 +44,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 import dlojz
 from dlojz import labs, models
 from dlojz.base.language import decimal
-from dlojz.by_hand.tensor.operators import gather_tokens, scatter_tokens
+from dlojz.by_hand.tensor.axis import gather_tokens, scatter_tokens
 from dlojz.labs.lab06_tensor import figures
 
 lab = labs.start("06")

@@ -48,8 +48,7 @@ import torch.distributed as dist
 import dlojz
 from dlojz import labs
 from dlojz.base.language import decimal
-from dlojz.by_hand.tensor.axis import TensorAxis
-from dlojz.by_hand.tensor.operators import add_up, copy
+from dlojz.by_hand.tensor.axis import TensorAxis, add_up, copy
 from dlojz.labs.lab07_hybrid import figures
 
 lab = labs.start("07")

@@ -99,7 +99,6 @@ NO_TORCH = (
     "dlojz.models",
     "dlojz.models.experts",
     "dlojz.pipeline",
-    "dlojz.pipeline.block_weights",
     "dlojz.pipeline.partition",
     "dlojz.pipeline.schedule_catalogue",
     "dlojz.planner",

@@ -21,14 +21,17 @@ fourth dimension beside data, pipeline and tensor parallelism; Liang et al. 2024
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from dlojz.base.language import refusal
+from dlojz.base.language import Sentences
 from dlojz.by_hand.ring_attention import Order, Ring, chunks_of, ring_attention, visible_pairs, wide
 from dlojz.models.blocks import SequenceShare
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -82,11 +85,13 @@ def own_tokens(whole_BT: Tensor, rank: int, size: int, order: Order = "contiguou
     # Chunks of the whole sequence: n, or 2·n in zigzag order.
     length, chunks = whole_BT.shape[1], len(chunks_of(rank, size, order)) * size
     if length % chunks:
-        raise refusal(
-            en=f"a sequence of {length} tokens cannot be cut into {chunks} equal chunks ({order}, {size} ranks): "
-            f"use a length that {chunks} divides, e.g. {-(-length // chunks) * chunks}.",
-            fr=f"une séquence de {length} tokens ne se coupe pas en {chunks} parts égales ({order}, {size} rangs) "
-            f": prenez une longueur que {chunks} divise, par exemple {-(-length // chunks) * chunks}.",
+        raise phrase.refused(
+            "uneven sequences",
+            length=length,
+            chunks=chunks,
+            order=order,
+            size=size,
+            longer=-(-length // chunks) * chunks,
         )
     # (B, T, …) at the (T / n,) positions of this rank's chunks, in their order.
     return whole_BT[:, positions_of(length // size, rank, size, order).to(whole_BT.device)]
@@ -111,7 +116,6 @@ class RingShare(SequenceShare):
     """A rank's tokens of each sequence, which attend to those of all ranks of a ring.
 
     Args:
-        ring: the ranks that share the sequence.
         order: which tokens each holds: `zigzag` gives every rank as much attention to compute.
     """
 
@@ -134,7 +138,6 @@ def share_sequences(model: Model, share: SequenceShare) -> Model:
 
     Args:
         model: any with modules that ask a `SequenceShare` (gpt, llama, qwen, deepseek).
-        share: this rank's.
 
     Raises:
         LabError: if the model has no attention that can be shared so.
@@ -143,11 +146,7 @@ def share_sequences(model: Model, share: SequenceShare) -> Model:
     asking = [module for module in model.modules() if hasattr(module, "sequence")]
     if not asking:
         name = type(model).__name__
-        raise refusal(
-            en=f"{name} has no attention over a sequence that ranks could share: give a text model such as llama_tiny.",
-            fr=f"{name} n’a pas d’attention sur une séquence que des rangs pourraient se partager : donnez un modèle "
-            "de texte comme llama_tiny.",
-        )
+        raise phrase.refused("no attention to share", name=name)
     for module in asking:
         module.sequence = share  # type: ignore[assignment]
     return model

@@ -11,14 +11,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dlojz.base.language import MEBIBYTE, refusal
+from dlojz.base.language import MEBIBYTE, Sentences
 from dlojz.results.footprint import Overlap
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 BUCKET_BYTES = 25 * MEBIBYTE
 
@@ -146,15 +149,9 @@ class DataParallel(nn.Module):
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if not parameters:
             name = type(module).__name__
-            raise refusal(
-                en=f"no parameter of {name} needs a gradient: set requires_grad=True on those to train.",
-                fr=f"aucun paramètre de {name} ne demande de gradient : mettez requires_grad=True pour en entraîner.",
-            )
+            raise phrase.refused("no parameter", name=name)
         if bucket_bytes < 1:
-            raise refusal(
-                en=f"bucket_bytes must be at least 1, but {bucket_bytes!r} was received: the default is 25 MiB.",
-                fr=f"bucket_bytes doit valoir au moins 1, mais {bucket_bytes!r} a été reçu (par défaut : 25 Mio).",
-            )
+            raise phrase.refused("no bucket", bucket_bytes=bucket_bytes)
         self.module, self.overlap, self.group = module, overlap, group
         self.size = ranks_of(group)[1]
         # Backward reaches the last layers first: in reverse order, the first buckets are full early.
@@ -191,10 +188,7 @@ class DataParallel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self._ready and torch.is_grad_enabled():
-            raise refusal(
-                en="the last backward pass was never averaged: call synchronize() before the next forward pass.",
-                fr="la dernière passe arrière n’a pas été moyennée : appelez synchronize() avant de continuer.",
-            )
+            raise phrase.refused("never averaged")
         return self.module(*args, **kwargs)
 
     @contextmanager
@@ -212,12 +206,7 @@ class DataParallel(nn.Module):
             self._accumulated = True
             return
         if parameter in self._ready:
-            raise refusal(
-                en="backward() came twice without synchronize() between: to accumulate, put all but the last one "
-                "under no_sync().",
-                fr="backward() a été appelé deux fois sans synchronize() entre les deux : pour accumuler, mettez-les "
-                "tous sous no_sync() sauf le dernier.",
-            )
+            raise phrase.refused("backward twice")
         self._ready.add(parameter)
         self._missing[number] -= 1
         while self.overlap and self._next < len(self.buckets) and not self._missing[self._next]:
@@ -243,10 +232,7 @@ class DataParallel(nn.Module):
             LabError: if no backward pass came before.
         """
         if not (self._ready or self._accumulated):
-            raise refusal(
-                en="synchronize() found no gradient to average: call loss.backward() first.",
-                fr="synchronize() n’a trouvé aucun gradient à moyenner : appelez d’abord loss.backward().",
-            )
+            raise phrase.refused("no gradient")
         # End of this rank's backward: for `timing`, communication after it is exposed.
         self._compute_end, self._arrived = self._watch.now(), []
         try:

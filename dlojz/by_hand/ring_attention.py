@@ -31,6 +31,7 @@ al. 2022, "FlashAttention" (arXiv 2205.14135), appendix B.2, for the backward pa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
@@ -39,8 +40,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal
+from dlojz.base.language import Sentences, one_of
 from dlojz.by_hand.ddp import ranks_of
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 Order = Literal["contiguous", "zigzag"]
 ORDERS: tuple[Order, ...] = get_args(Order)
@@ -280,16 +283,6 @@ def _scale(q_BGRH: Tensor) -> float:
 def _check(q_BNSH: Tensor, k_BGSH: Tensor, v_BGSH: Tensor, chunks: int) -> None:
     query, key, value = (tuple(tensor.shape) for tensor in (q_BNSH, k_BGSH, v_BGSH))
     if len(query) != 4 or key != value or query[:1] + query[2:] != key[:1] + key[2:] or query[1] % key[1]:
-        raise refusal(
-            en=f"queries {query}, keys {key} and values {value} do not fit: keys and values must be alike, and "
-            "queries too but for the heads, of which they may have a multiple.",
-            fr=f"des requêtes {query}, des clés {key} et des valeurs {value} ne s’accordent pas : clés et valeurs "
-            "doivent avoir la même forme, les requêtes aussi, au nombre de têtes près, qui peut être un multiple.",
-        )
+        raise phrase.refused("shapes do not fit", query=query, key=key, value=value)
     if query[2] % chunks:
-        raise refusal(
-            en=f"{query[2]} tokens per rank cannot be cut into {chunks} equal chunks: give each rank an even "
-            "number of tokens, or use order='contiguous'.",
-            fr=f"{query[2]} tokens par rang ne se coupent pas en {chunks} parts égales : donnez à chaque rang un "
-            "nombre pair de tokens, ou utilisez order='contiguous'.",
-        )
+        raise phrase.refused("uneven chunks", tokens=query[2], chunks=chunks)

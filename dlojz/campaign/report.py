@@ -294,7 +294,6 @@ def write_report(campaign: Campaign, plan: CampaignPlan, results: Sequence[Resul
     """Write `report.html`, `report.md`, `points.csv` and the figures.
 
     Args:
-        results: as `results.judged` gives them.
         folder: made where it does not exist.
 
     Returns:

@@ -38,9 +38,18 @@ from dlojz.config.run_config import RunConfig
 from dlojz.display import partition_tables
 from dlojz.models.foreign.names import is_elsewhere
 from dlojz.pipeline.analysis import lower_bound
-from dlojz.pipeline.block_weights import MEASURES, BlockWeights, block_weights
 from dlojz.pipeline.exchange_formats import text_table, torch_refusal
-from dlojz.pipeline.partition import PEERS, Partition, check_stages, exact, total_time, uniform
+from dlojz.pipeline.partition import (
+    MEASURES,
+    PEERS,
+    BlockWeights,
+    Partition,
+    block_weights,
+    check_stages,
+    exact,
+    total_time,
+    uniform,
+)
 from dlojz.pipeline.schedule import SENDS, Costs, Schedule
 from dlojz.pipeline.schedule_catalogue import SCHEDULES, build, entry
 from dlojz.pipeline.simulator import UNIT_COSTS, Timeline, memory_curves, simulate

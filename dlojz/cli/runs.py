@@ -201,8 +201,7 @@ def _run_script(name: str, arguments: tuple[str, ...], args: Given, answer: Answ
 def _show_parity(begin: Callable[..., Run], args: Given, answer: Answer) -> int:
     """Compare a script on several processes with one process of it; returns 0 where both train alike, else 1."""
     from dlojz.base.language import Wrong
-    from dlojz.libraries.scripts.rank_report import Trial, rank_reports, title_of
-    from dlojz.libraries.scripts.script_parity import parity
+    from dlojz.libraries.scripts.script_parity import Trial, parity, rank_reports, title_of
 
     if "parity" not in args:
         raise refusal(

@@ -19,9 +19,20 @@ from dlojz.base.language import colon, format_count, language, one_of, refusal, 
 from dlojz.base.table import Lines, Table, safe, titles, visible
 from dlojz.campaign.campaign import Campaign, CampaignPlan, campaigns_folder, expand, find_campaign, read_campaign
 from dlojz.campaign.class_board import Student, pseudonyms, read_class, told_problems
-from dlojz.campaign.drive import Backend, cancel_all, drive, unfit_backend
 from dlojz.campaign.report import brief, foreseen, hours, report_folder, row_of, state_label, write_report
-from dlojz.campaign.results import Asked, Outlook, Result, find_run, judged, outlook, result_of
+from dlojz.campaign.results import (
+    Asked,
+    Backend,
+    Outlook,
+    Result,
+    cancel_all,
+    drive,
+    find_run,
+    judged,
+    outlook,
+    result_of,
+    unfit_backend,
+)
 from dlojz.cli import main
 from dlojz.cli.options import (
     WORDS,

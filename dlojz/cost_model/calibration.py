@@ -257,7 +257,6 @@ class Product(NamedTuple):
     """A product of matrices, `batch` times.
 
     Attributes:
-        m, n, k: sizes.
         batch: how often; above 1 for the heads of an attention.
         attention: whether it is one of the two products of unfused attention, whose kernels are less well tuned.
         work: share of the operations that are really done (½ where a causal mask is used to skip).
@@ -297,7 +296,6 @@ def wave_efficiency(product: Product, num_sms: int) -> float:
     quantization).
 
     Args:
-        product: of what sizes.
         num_sms: multiprocessors of the GPU, at least 1.
     """
     best = 0.0

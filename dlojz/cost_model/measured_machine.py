@@ -233,11 +233,7 @@ def from_measurements(
     """Derive a calibration from a machine's measurements.
 
     Args:
-        name: of the profile.
         gpu: whose peaks the efficiencies refer to; for this machine its own best product and pass.
-        products: products of matrices and the seconds of each.
-        passes: bytes read and written, and the seconds.
-        precision: of the products.
 
     Raises:
         LabError: without a product or a pass, or if a time is not above 0.
@@ -400,10 +396,8 @@ def site(measured: Measured, ranks: int = 1, *, image: bool = True, precision: P
     """Describe the machine while so many ranks share it.
 
     Args:
-        measured: its measurements.
         ranks: processes of the run, at least 1.
         image: whether the model has convolutions, which then count among the products.
-        precision: of the products.
 
     Raises:
         LabError: if so many ranks, or this precision, were not measured.
@@ -573,8 +567,6 @@ class Tensors(NamedTuple):
     """A model's parameters.
 
     Attributes:
-        tensors: how many tensors.
-        elements: in all of them.
         blocks: of the model, each gathered at a time by ZeRO-3.
     """
 

@@ -76,7 +76,6 @@ class Timed(NamedTuple):
             what `measuring_kernels` measures as it says.
         seconds: of one; of a convolution, a third of forward and backward; of an engine what it adds.
         label: as a figure shows it.
-        precision: of a product.
     """
 
     what: str
@@ -439,7 +438,6 @@ def measure_engines(*, windows: int, window_s: float, tell: Call | None = None) 
     Args:
         windows: how often each is timed, at least 1; the median counts.
         window_s: seconds of each, about.
-        tell: called before each measurement.
     """
     import torch
 

@@ -96,11 +96,8 @@ class KernelCase(NamedTuple):
     """One operation, of one size.
 
     Attributes:
-        label: its name.
         size: as the table above says.
-        precision: of its input.
         num_bytes: of a call's tensors, about.
-        make: makes the tensors of one call.
         backward: whether its backward is timed too.
     """
 

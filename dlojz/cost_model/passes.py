@@ -435,11 +435,7 @@ def exchange_times(
 
 
 def exposed_s(
-    message_s: Any,
-    computation_s: Any,
-    overlap: ArrayLike,
-    edge: ArrayLike = 0.0,
-    channels_s: ArrayLike | None = None,
+    message_s: Any, computation_s: Any, overlap: ArrayLike, edge: ArrayLike = 0.0, channels_s: ArrayLike | None = None
 ) -> Reals:
     """Seconds that communication adds to the computation beside it: E + max(0, M − C) + (1 − overlap)·min(K, C).
 
@@ -478,12 +474,7 @@ def channel_share(cluster: Cluster, ranks: ArrayLike, stride: ArrayLike = 1) -> 
 
 
 def ring_times(
-    kind: Kind,
-    cut: Cut,
-    cluster: Cluster,
-    calibration: Calibration,
-    precision: Precision,
-    core_s: tuple[float, float],
+    kind: Kind, cut: Cut, cluster: Cluster, calibration: Calibration, precision: Precision, core_s: tuple[float, float]
 ) -> tuple[float, float]:
     """Seconds of context parallelism's messages of one layer that are waited for, forward and backward.
 

@@ -11,12 +11,13 @@ Symbols: p stages, m micro-batches, v chunks, F and B a stage's forward and back
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlojz.base.language import refusal
+from dlojz.base.language import Sentences
 from dlojz.cost_model.calibration import Calibration, on_gpu
 from dlojz.cost_model.layout_memory import CONTEXT_BYTES, Memories, memories_of
 from dlojz.cost_model.layouts import OFFLOAD, SCHEDULES, Integers, Layouts, Reals, distinct, habit
@@ -36,6 +37,8 @@ from dlojz.pipeline.schedule import Costs
 from dlojz.pipeline.schedule_catalogue import build
 from dlojz.pipeline.simulator import Timeline
 from dlojz.pipeline.simulator import simulate as play
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 NOT_OF_PASSES: Final = (
     "dp", "pp", "zero", "zero_shards", "micro_batches", "chunks", "schedule", "offload", "embedding_slots", "overlap",
@@ -544,19 +547,13 @@ def simulate(workload: Workload, cluster: Cluster, layouts: Layouts, calibration
             refuses its numbers.
     """
     if len(layouts) != 1:
-        raise refusal(
-            en=f"simulate takes one layout, but {len(layouts)} were received: use estimate for many.",
-            fr=f"simulate prend une configuration, mais {len(layouts)} ont été reçues : utilisez estimate.",
-        )
+        raise phrase.refused("several layouts", layouts=len(layouts))
     calibration = on_gpu(calibration, cluster.gpu)
     p, v, m = (int(column[0]) for column in (layouts.pp, layouts.chunks, layouts.micro_batches))
     layers = workload.size.layers if workload.size is not None else 0
     # A layer more where the logits count as one, two where the embedding does too: the last chunks hold fewer.
     if v > 1 and (layers + 2 * int(layouts.embedding_slots[0])) % (p * v) and (layers + 1) % (p * v):
-        raise refusal(
-            en=f"{layers} layers cannot be dealt out evenly to {p} stages of {v} chunks: {p * v} must divide them.",
-            fr=f"{layers} couches ne se répartissent pas sur {p} étages de {v} chunks : {p * v} doit les diviser.",
-        )
+        raise phrase.refused("uneven layers", layers=layers, p=p, v=v, chunks=p * v)
     name = SCHEDULES[int(layouts.schedule[0])]
     one_chunk = "1f1b" if name == "interleaved" else name
     schedule = build("interleaved", p, m, chunks=v) if v > 1 else build(one_chunk, p, m)
@@ -566,10 +563,7 @@ def simulate(workload: Workload, cluster: Cluster, layouts: Layouts, calibration
     boundary = float(boundary_s(workload, cluster, layouts, calibration)[0]) / v
     forward, backward = (
         [float(stage_s) + boundary for stage_s in (stages.counts @ layer_s)[stages.order, 0]]
-        for layer_s in (
-            passes.forward + passes.tensor_forward,
-            passes.backward + passes.again + passes.tensor_backward,
-        )
+        for layer_s in (passes.forward + passes.tensor_forward, passes.backward + passes.again + passes.tensor_backward)
     )
     half = tuple(stage_s / 2 for stage_s in backward)  # for schedules that split the backward
     costs = Costs(forward=tuple(forward), backward=tuple(backward), backward_input=half, backward_weight=half)
@@ -624,10 +618,7 @@ def training_s(flops_per_token: float, tokens: float, gpus: int, flops_per_s: fl
     """
     for name, value in (("tokens", tokens), ("gpus", gpus), ("flops_per_s", flops_per_s)):
         if not value > 0:
-            raise refusal(
-                en=f"{name} must be above 0, but {value!r} was received.",
-                fr=f"{name} doit être plus grand que 0, mais {value!r} a été reçu.",
-            )
+            raise phrase.refused("not above 0", name=name, value=value)
     return flops_per_token * tokens / (gpus * flops_per_s)
 
 

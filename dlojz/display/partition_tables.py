@@ -13,7 +13,7 @@ from dlojz.display.tables import phrase
 from dlojz.pipeline.partition import Partition, total_time
 
 if TYPE_CHECKING:
-    from dlojz.pipeline.block_weights import BlockWeights
+    from dlojz.pipeline.partition import BlockWeights
 
 
 def title(name: str) -> str:

@@ -47,9 +47,9 @@ from dlojz.display.tables import phrase
 from dlojz.pipeline.analysis import critical_path, gaps, lower_bound
 from dlojz.pipeline.analysis import title_of as cause_title
 from dlojz.pipeline.exchange_formats import labels_of
-from dlojz.pipeline.optimum.shortest_schedule import optimum
-from dlojz.pipeline.orders.stale_weights import version_audit
+from dlojz.pipeline.orders.asynchronous import version_audit
 from dlojz.pipeline.schedule import KINDS, Action, Schedule
+from dlojz.pipeline.shortest_schedule import optimum
 from dlojz.pipeline.simulator import UNIT_COSTS, Timeline, memory_curves
 
 if TYPE_CHECKING:

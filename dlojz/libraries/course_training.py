@@ -94,11 +94,7 @@ def device(args: argparse.Namespace) -> torch.device:
 
 
 class WithLoss(nn.Module):
-    """Model that returns the loss of a batch, as on the course's slide and on the Hugging Face hub.
-
-    Args:
-        network: from inputs to logits.
-    """
+    """Model that returns the loss of a batch, as on the course's slide and on the Hugging Face hub."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -158,10 +154,7 @@ def data_loader(args: argparse.Namespace, rank: int = 0, world_size: int = 1) ->
     )
     workers = 4 if config.data_name == "imagenet" else 0
     return DataLoader(
-        dataset,
-        batch_sampler=sampler,
-        num_workers=workers,
-        worker_init_fn=ignore_stop_signal if workers else None,
+        dataset, batch_sampler=sampler, num_workers=workers, worker_init_fn=ignore_stop_signal if workers else None
     )
 
 

@@ -1,9 +1,10 @@
-"""Adapt Megatron-core to the lab: on CPUs, with weights under the lab's names.
+"""Adapt Megatron-core to the lab: on CPUs, with weights under the lab's names, and an engine that the probes read.
 
 Without a GPU, `torch.cuda.current_device()` and `device="cuda"` give the CPU: Megatron-core asks for them in the
 buffers of sequence parallelism, of attention scores, of gradients and of the pipeline's messages, and in the count of
 tokens of its pipeline schedules. Its arithmetic and its communication stay. Fused kernels (Transformer Engine, Apex)
-have no CPU form; the configuration leaves them out.
+have no CPU form; the configuration leaves them out. Its DDP keeps the gradients of all parameters in one contiguous
+buffer during the whole training: that buffer is counted as gradients.
 
 Both models lay out the rows of the attention's projection head by head, (N, 3, H), so that a rank's heads are
 consecutive rows in either. A split parameter of Megatron-core names its dimension (`partition_dim`), and is that slice
@@ -28,12 +29,18 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from megatron.core import parallel_state
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from dlojz.config.run_config import RunConfig
+from dlojz.libraries.seen_engines import SeenTorch
 from dlojz.models.blocks import TransformerBlock, tied_names
 from dlojz.models.gpt import GPT, Embedding
+from dlojz.train import loop
+from dlojz.train.engines.base import Inventory
 
 
 class _OnCPU(TorchFunctionMode):
@@ -86,7 +93,6 @@ def own_name(name: str, *, depth: int, first_layer: int = 0) -> str:
 
     Args:
         name: as `GPTModel.named_parameters()` has it; its layers are numbered within the stage.
-        depth: layers of the whole model.
         first_layer: number, from 0, of the first layer of this pipeline stage.
 
     Raises:
@@ -152,7 +158,6 @@ def own_parameters(model: nn.Module, depth: int) -> Iterator[tuple[str, nn.Param
 
     Args:
         model: this rank's `GPTModel`, bare.
-        depth: layers of the whole model.
     """
     from megatron.core import parallel_state
 
@@ -177,3 +182,70 @@ def load_weights(model: nn.Module, lab_model: nn.Module) -> None:
     weights = lab_model.state_dict()
     for name, parameter in own_parameters(model, len(cast(GPT, lab_model).blocks) - 2):
         parameter.copy_(own_part(parameter, weights[name], tp=tp, tp_rank=tp_rank))
+
+
+class SeenMegatron(SeenTorch):
+    """Engine around a rank's part of a `GPTModel` in Megatron-core's `DistributedDataParallel`."""
+
+    def __init__(self, config: RunConfig, module: nn.Module, device: torch.device) -> None:
+        super().__init__(config, module, device)
+        self._wrapped: Any = module
+        self.module = cast(nn.Module, module.module)  # the wrapper's `buffers` is another list
+
+    @property
+    def group_names(self) -> dict[str, str]:
+        """Axis of each of Megatron's process groups; the norm of the gradient goes to all ranks of a replica."""
+        replica = "pp" if parallel_state.get_pipeline_model_parallel_world_size() > 1 else "tp"
+        groups = (
+            (parallel_state.get_embedding_group(False), "tied"),
+            (parallel_state.get_model_parallel_group(), replica),
+            (parallel_state.get_tensor_model_parallel_group(), "tp"),
+            (parallel_state.get_data_parallel_group(with_context_parallel=True), "dp"),
+            (parallel_state.get_pipeline_model_parallel_group(), "pp"),
+        )
+        return {str(group.group_name): axis for group, axis in groups if group is not None}
+
+    @property
+    def replicas(self) -> int:
+        """Number of ranks that read different samples."""
+        return int(parallel_state.get_data_parallel_world_size())
+
+    def inventory(self) -> Inventory:
+        tensors = super().inventory()
+        # Not `parameter.grad`, which Megatron sets to None: one buffer, counted whole.
+        gradients: list[Tensor] = [buffer.grad_data for buffer in self._wrapped.buffers]
+        return tensors | {"gradients": [*gradients, *tensors["gradients"]], "buffers": []}
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield whole parameters by the lab's names, in the order of the lab's model; a collective call."""
+        with torch.device("meta"):
+            lab_model = loop.build_model(self.config)
+        rank_parameters = dict(own_parameters(self.module, len(list(lab_model.blocks)) - 2))  # type: ignore[arg-type]
+        stages, group = self.config.layout.pp, parallel_state.get_pipeline_model_parallel_group()
+        for name, parameter in lab_model.named_parameters():
+            owner = torch.tensor([parallel_state.get_pipeline_model_parallel_rank() if name in rank_parameters else -1])
+            tensor = (
+                self._whole(rank_parameters[name])
+                if name in rank_parameters
+                else torch.empty(parameter.shape, device=self.device)
+            )
+            if stages > 1:
+                # Who: the stages of a pipeline, at the end of the run. What: the owner of this parameter, then itself.
+                # How much: 8 bytes, and its own.
+                dist.all_reduce(owner, op=dist.ReduceOp.MAX, group=group)
+                dist.broadcast(tensor, dist.get_global_rank(group, int(owner)), group=group)
+            yield name, tensor.cpu()
+
+    def _whole(self, parameter: Tensor) -> Tensor:
+        """Gather a parameter from the ranks of the tensor axis."""
+        part = parameter.detach().contiguous()
+        if not getattr(parameter, "tensor_model_parallel", False) or self.config.layout.tp == 1:
+            return part.clone()
+        parts = [torch.empty_like(part) for _ in range(self.config.layout.tp)]
+        # Who: the ranks of the tensor axis, at the end of the run. What: their slices. How much: the parameter's bytes.
+        dist.all_gather(parts, part, group=parallel_state.get_tensor_model_parallel_group())
+        return torch.cat(parts, dim=parameter.partition_dim)  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        """Forget Megatron's groups: a process that trains once more makes its own."""
+        parallel_state.destroy_model_parallel()

@@ -49,11 +49,7 @@ def plain_name(name: str) -> str:
 
 
 class SeenTorch(Engine):
-    """Engine around a model that torch trains, built by a program.
-
-    Args:
-        module: the outermost module, which the program calls.
-    """
+    """Engine around a model that torch trains, built by a program."""
 
     overlap: Overlap | None = None
     """Of the last step's messages, as `MessageTimes` has seen them."""
@@ -290,7 +286,7 @@ def seen(config: RunConfig, module: nn.Module, device: torch.device) -> SeenTorc
     if is_deepspeed_engine(module):
         return SeenDeepSpeed(config, module, device)
     if kind == "megatron.core.distributed.distributed_data_parallel.DistributedDataParallel":
-        megatron: SeenTorch = import_module("dlojz.libraries.megatron_inspection").SeenMegatron(config, module, device)
+        megatron: SeenTorch = import_module("dlojz.libraries.megatron_adapter").SeenMegatron(config, module, device)
         return megatron
     return SeenTorch(config, module, device)
 
@@ -380,10 +376,6 @@ class MessageTimes:
 
         Functional collectives have no times: of a wrapper's the seconds are not known then, without those of a clipping
         or of a script they are what is sent besides.
-
-        Args:
-            calls: that the probes have recorded.
-            step: the present one.
         """
         counted = sum(
             call.step == step and call.group_size > 1 and not (call.functional and call.origin != "wrapper")

@@ -112,7 +112,6 @@ def samples_and_tokens(tensors: Sequence[Tensor], inputs: Any, sequences: tuple[
     """Count the samples and the tokens of a model's inputs; 0 where that cannot be seen.
 
     Args:
-        tensors: of the inputs, in order.
         inputs: positional arguments; a list of images (C, H, W) has as many samples as entries.
         sequences: length and samples of what a layer with `batch_first=False` was given in the call before.
     """

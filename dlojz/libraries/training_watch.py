@@ -55,15 +55,7 @@ from dlojz.libraries.scripts.first_step import (
     replicas_of_pipeline,
     schedule_stages,
 )
-from dlojz.libraries.seen_engines import (
-    MessageTimes,
-    SeenDDP,
-    SeenDeepSpeed,
-    SeenTorch,
-    mesh_groups,
-    seen,
-    uncompiled,
-)
+from dlojz.libraries.seen_engines import MessageTimes, SeenDDP, SeenDeepSpeed, SeenTorch, mesh_groups, seen, uncompiled
 from dlojz.libraries.step_ledger import (
     SEQUENCE_DIMS,
     ForwardCall,
@@ -143,11 +135,7 @@ _FEW_NAMES = 8
 
 
 class TrainingWatch:
-    """Watch of one rank's training, which knows nothing of it.
-
-    Args:
-        probes: of this rank, started.
-    """
+    """Watch of one rank's training, which knows nothing of it."""
 
     survives_faults = True
     """Whether a fault of the watch ends the watch alone: it does where the training is somebody else's."""

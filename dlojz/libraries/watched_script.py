@@ -43,8 +43,8 @@ from dlojz.base.machine import is_out_of_memory
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig, Script
 from dlojz.libraries.training_watch import TrainingWatch
-from dlojz.libraries.watching import watching
-from dlojz.processes.flight_recorder import StallWatch
+from dlojz.libraries.watched_training import watching
+from dlojz.processes.hang_diagnosis import StallWatch
 from dlojz.processes.script_environment import ProcessIdentity, restore_path
 from dlojz.results.record import CHILDREN_EVENTS, UNTRAINED, EventLog, Status, append_event
 from dlojz.train.loop import write_footprint

@@ -107,7 +107,6 @@ def idle_by_cause(timeline: Timeline, costs: Costs | None = None) -> tuple[dict[
     """Sum, per rank, the idle time of each of `CAUSES`; the sum over all causes is the rank's `timeline.idle`.
 
     Args:
-        timeline: simulated or measured.
         costs: delays of messages; by default those that were simulated. A measured timeline has none: without costs
             none of its waits counts as latency.
     """
@@ -282,7 +281,6 @@ def lower_bound(schedule: Schedule, costs: Costs = UNIT_COSTS) -> float:
 
     Args:
         schedule: gives placement, micro-batches (of each pipe), token slices; its order does not matter.
-        costs: times, in any unit.
     """
     return max(_makespans(schedule, costs), default=0.0)
 
@@ -298,7 +296,6 @@ def lower_bound_of(
     """Return the lower bound of the makespan without a schedule.
 
     Args:
-        costs: times, in any unit.
         placement: rank of each stage; by default stage s is on rank s.
         split: whether backwards may be split.
     """

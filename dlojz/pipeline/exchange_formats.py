@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import Sentences, refusal, say, significant
+from dlojz.base.language import Sentences, say, significant
 from dlojz.pipeline.schedule import COMPUTES, OVERLAPPED, UPDATE, Action, Schedule, parse_action
 from dlojz.pipeline.simulator import Timeline, memory_curves
 from dlojz.pipeline.validity import check
@@ -68,9 +68,8 @@ def _write(path: str | Path, text: str, what_en: str, what_fr: str) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise refusal(
-            en=f"{what_en} cannot be written to {target}: {error.strerror}; give another path.",
-            fr=f"{what_fr} : écriture impossible dans {target} : {error.strerror} ; donnez un autre chemin.",
+        raise TEXTS.refusal(
+            "refusals", "not written", what_en=what_en, target=target, error=error, what_fr=what_fr
         ) from None
     return target
 
@@ -215,11 +214,7 @@ def _without_gap(numbers: Iterable[int], what_en: str, what_fr: str) -> int:
 
 
 def _left_out(what_en: str, what_fr: str, number: str) -> str:
-    return say(
-        en=f"the CSV has no action of {what_en} {number}, but of later ones: number them 0, 1, 2 … without a gap.",
-        fr=f"le CSV n’a aucune action pour : {what_fr} {number}, mais en a pour les suivants : numérotez 0, 1, 2 … "
-        "sans trou.",
-    )
+    return TEXTS.say("refusals", "action left out", what_en=what_en, number=number, what_fr=what_fr)
 
 
 COMPUTE_THREAD = 0
@@ -333,7 +328,7 @@ def _versions(timeline: Timeline) -> dict[int, int]:
     """Weight version of each action of an asynchronous schedule; empty for others."""
     if not timeline.schedule.asynchronous:
         return {}
-    from dlojz.pipeline.orders.stale_weights import version_audit
+    from dlojz.pipeline.orders.asynchronous import version_audit
 
     versions = enumerate(version_audit(timeline.schedule).versions)
     return {number: version for number, version in versions if version is not None}
@@ -351,7 +346,6 @@ def text_table(timeline: Timeline, width: int = DEFAULT_WIDTH) -> str:
     """Draw a timeline in plain text.
 
     Args:
-        timeline: simulated or measured.
         width: characters of a line, at least 40; a longer drawing goes on in a further block of lines below.
 
     Returns:
@@ -361,10 +355,7 @@ def text_table(timeline: Timeline, width: int = DEFAULT_WIDTH) -> str:
         LabError: for a width in which nothing could be read.
     """
     if width < LEAST_WIDTH:
-        raise refusal(
-            en=f"the drawing needs at least {LEAST_WIDTH} columns, but {width} were given.",
-            fr=f"le dessin demande au moins {LEAST_WIDTH} colonnes, mais {width} ont été données.",
-        )
+        raise TEXTS.refusal("refusals", "too narrow", least_width=LEAST_WIDTH, width=width)
     if not timeline.schedule.actions or timeline.makespan <= 0:
         return ""
     margin = len(_margin(timeline.schedule.ranks - 1))
@@ -473,11 +464,7 @@ def _scale(timeline: Timeline, quantum: float, cell: int, start: int, stop: int)
 def _coarse(timeline: Timeline, room: int) -> Iterator[str]:
     """One letter per column: the kind of what the rank does in the column's middle."""
     quantum = timeline.makespan / room
-    yield say(
-        en=f"one column = {significant(quantum)} (what the rank does in its middle; narrower actions may not show)",
-        fr=f"une colonne = {significant(quantum)} (ce que fait le rang en son milieu ; des actions courtes peuvent "
-        "manquer)",
-    )
+    yield TEXTS.say("refusals", "coarse columns", quantum=significant(quantum))
     widest = len(_margin(timeline.schedule.ranks - 1))
     for rank in range(timeline.schedule.ranks):
         part = timeline.of_rank(rank)

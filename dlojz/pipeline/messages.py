@@ -76,7 +76,6 @@ def places_of_messages(
     """Number the action in its sender's, and in its receiver's order, at which each message is sent and taken.
 
     Args:
-        schedule: of the pipeline.
         ranks: whose orders are read; by default all.
     """
     sent_at: dict[StageMessage, int] = {}
@@ -161,8 +160,6 @@ class RankOrder:
     """Walk through a rank's actions that counts what the rank keeps at each.
 
     Args:
-        schedule: of the pipeline.
-        rank: of the pipeline, from 0.
         runner: who runs it.
         retaining: stages whose second half of a backward needs the gradient that the first half has received.
         halves: whether a split backward is counted in two halves; else as a whole one in its second half.

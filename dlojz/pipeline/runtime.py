@@ -20,7 +20,7 @@ and imported only here. Source: Qi et al. 2024, "Zero Bubble Pipeline Parallelis
 
 **Asynchronous schedules**: PipeDream with stashed weights, PipeDream-2BW with two versions. A micro-batch's backward
 uses the weights that its forward used: each version is its own set of tensors, dropped after its last use, as counted
-by `stale_weights.version_audit` (p − r sets on PipeDream's rank r, 2 for 2BW). Communication is that of the synchronous
+by `asynchronous.version_audit` (p − r sets on PipeDream's rank r, 2 for 2BW). Communication is that of the synchronous
 runtime. Source: Narayanan et al. 2019, "PipeDream" (SOSP), §3.3: w(t+1) = w(t) − ν ∇f(w1(t−n+1), …, wn(t)); Narayanan
 et al. 2021, "Memory-Efficient Pipeline-Parallel DNN Training" (arXiv 2006.09503), §3.1: W(t+1) = W(t) − ν ∇f(W(t−1)).
 """
@@ -42,7 +42,7 @@ from torch.func import functional_call
 from dlojz.base.language import refusal
 from dlojz.models.blocks import BlockList
 from dlojz.pipeline.messages import StageMessage, message_after, message_for, messages_of, places_of_messages
-from dlojz.pipeline.orders.stale_weights import version_audit
+from dlojz.pipeline.orders.asynchronous import version_audit
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_WEIGHT, FORWARD, UPDATE, Action, Schedule
 from dlojz.pipeline.validity import check_executable
 
@@ -127,7 +127,6 @@ class PipelineRuntime:
     """Runtime of one rank of a synchronous pipeline.
 
     Args:
-        schedule: what every rank does; validated.
         modules: the stages that this rank holds, by (pipe, stage).
         boundaries: what enters each stage, in order; the first is the sample itself and is never sent.
         loss: mean loss of one micro-batch; called on the ranks that hold the last stage.
@@ -323,7 +322,6 @@ def stage_modules(model: BlockList, bounds: Sequence[int]) -> list[BlockList]:
     """The stages of a model, as lists of its blocks.
 
     Args:
-        model: a flat list of blocks.
         bounds: number of the first block of each stage, and the number of blocks at the end.
     """
     return [Stage(model.blocks[start:end], checkpointing=model.checkpointing) for start, end in pairwise(bounds)]
@@ -333,8 +331,6 @@ def boundaries_of(stages: Sequence[nn.Module], sample: Tensor, *, compute: torch
     """What enters each stage for a micro-batch like `sample`, and last what leaves the model.
 
     Args:
-        stages: the stages, in order, on any device.
-        sample: one micro-batch.
         compute: the type of an autocast around the stages; None: there is none.
     """
     boundaries = []

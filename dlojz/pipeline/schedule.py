@@ -18,14 +18,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import accumulate, chain
+from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal, say
+from dlojz.base.language import Sentences, one_of
 from dlojz.hardware.links import Link
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 FORWARD = "F"
 BACKWARD = "B"
@@ -112,13 +115,7 @@ def parse_action(text: str) -> Action:
         return overlapped(parse_action(pair_match["first"]), parse_action(pair_match["second"]))
     action_match = _ONE.fullmatch(cell)
     if action_match is None:
-        raise refusal(
-            en=f"{cell[:40]!r} is no action: write stage, kind and micro-batch, as 2F0 (forward), 2B0 (backward), "
-            "2I0 and 2W0 (backward for the input, for the weights) or (1F1;1B0)OVERLAP_F_B.",
-            fr=f"{cell[:40]!r} n’est pas une action : écrivez étage, genre et micro-batch, comme 2F0 (passe "
-            "avant), 2B0 (passe arrière), 2I0 et 2W0 (passe arrière pour l’entrée, pour les poids) ou "
-            "(1F1;1B0)OVERLAP_F_B.",
-        )
+        raise phrase.refused("no action", cell=cell[:40])
     return Action(
         action_match["kind"],
         int(action_match["stage"]),
@@ -247,11 +244,8 @@ def _refuse_out_of_range(
     wrong = np.flatnonzero((stage >= stages) | (unit >= units) | (pipe >= pipes) | (stage < 0) | (unit < 0))
     if wrong.size:
         action = elements[int(wrong[0])]
-        raise refusal(
-            en=f"{action} is outside the schedule, which has stages 0 to {stages - 1}, micro-batches (times token "
-            f"slices) 0 to {units - 1} and {pipes} pipe(s): correct its numbers.",
-            fr=f"{action} sort de l’ordonnancement, qui a les étages 0 à {stages - 1}, les micro-batches (fois les "
-            f"tranches de tokens) 0 à {units - 1} et {pipes} pipeline(s) : corrigez ses numéros.",
+        raise phrase.refused(
+            "action out of range", action=action, last_stage=stages - 1, last_micro_batch=units - 1, pipes=pipes
         )
 
 
@@ -271,22 +265,15 @@ def _refuse_backward_first(
         if wrong.size:
             action = elements[int(numbers[wrong[0]])]
             source = action._replace(kind=FORWARD if late == _BACKWARDS else BACKWARD_INPUT)
-            raise refusal(
-                en=f"{action} needs the result of {source}, which does not stand before it on its rank: put "
-                f"{source} first.",
-                fr=f"{action} a besoin du résultat de {source}, qui n’est pas placée avant elle sur son rang : "
-                f"placez {source} d’abord.",
-            )
+            raise phrase.refused("backward first", action=action, source=source)
 
 
 def _waits_for_nobody(action: Action) -> str:
     forward = action.kind == FORWARD
     source = action._replace(kind=FORWARD if forward else "B", stage=action.stage + (-1 if forward else 1))
     spelled = str(source) if forward else f"{source} (or {source._replace(kind='I')})"
-    return say(
-        en=f"{action} waits for {spelled}, but no rank has it: add it to the rank that holds stage {source.stage}.",
-        fr=f"{action} attend {spelled.replace('or', 'ou')}, mais aucun rang ne l’a : ajoutez-la au rang qui porte "
-        f"l’étage {source.stage}.",
+    return phrase(
+        "waits for nobody", action=action, spelled=spelled, source=source, spelled_fr=spelled.replace("or", "ou")
     )
 
 
@@ -357,10 +344,7 @@ def _deadlock(actions: list[Action], blocked: dict[int, tuple[int, int]], rank_o
         behind_fr = "" if producer == before else f", placée après {actions[before]}"
         parts_en.append(f"rank {rank} at {actions[index]} waits for {actions[producer]} of rank {holder}{behind_en}")
         parts_fr.append(f"le rang {rank}, à {actions[index]}, attend {actions[producer]} du rang {holder}{behind_fr}")
-    return say(
-        en=f"deadlock: {'; '.join(parts_en)}. Reorder one of these ranks so that the cycle is broken.",
-        fr=f"interblocage : {' ; '.join(parts_fr)}. Changez l’ordre d’un de ces rangs pour rompre le cycle.",
-    )
+    return phrase("deadlock", parts_en="; ".join(parts_en), parts_fr=" ; ".join(parts_fr))
 
 
 MOST_ORDERS_SHOWN, MOST_ACTIONS_SHOWN = 8, 24
@@ -606,11 +590,7 @@ class Costs:
 
 
 def _not_per_stage(name: str, values: int, stages_en: str, stages_fr: str) -> str:
-    return say(
-        en=f"{name} holds {values} values, but the schedule has {stages_en}: give one value per stage, or one for all.",
-        fr=f"{name} contient {values} valeurs, mais l’ordonnancement a {stages_fr} : donnez une valeur par étage, ou "
-        "une pour tous.",
-    )
+    return phrase("other number of values", name=name, values=values, stages_en=stages_en, stages_fr=stages_fr)
 
 
 def _numbers(value: object) -> Sequence[object]:
@@ -621,10 +601,7 @@ def _numbers(value: object) -> Sequence[object]:
 
 def _refused(name: str, number: object, positive: bool) -> str:
     least_en, least_fr = ("above 0", "plus grand que 0") if positive else ("0 or more", "au moins égal à 0")
-    return say(
-        en=f"{name} must be a finite number, {least_en}, but {number!r} was received.",
-        fr=f"{name} doit être un nombre fini, {least_fr}, mais {number!r} a été reçu.",
-    )
+    return phrase("no finite number", name=name, least_en=least_en, number=number, least_fr=least_fr)
 
 
 def _of_link(name: str, value: PerLink, source: int, destination: int) -> float:
@@ -633,9 +610,6 @@ def _of_link(name: str, value: PerLink, source: int, destination: int) -> float:
     try:
         return float(value[source][destination])
     except IndexError:
-        raise refusal(
-            en=f"{name} is a matrix of {len(value)} ranks, but the link {source} to {destination} is needed: give "
-            "a square matrix [from rank][to rank], or one value for all links.",
-            fr=f"{name} est une matrice de {len(value)} rangs, mais il faut le lien {source} vers {destination} : "
-            "donnez une matrice carrée [rang source][rang destination], ou une valeur pour tous les liens.",
+        raise phrase.refused(
+            "ragged matrix", name=name, value=len(value), source=source, destination=destination
         ) from None

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal, say
+from dlojz.base.language import Sentences, one_of, say
 from dlojz.config.layout import Layout
 from dlojz.pipeline.schedule import Costs, Schedule
 from dlojz.pipeline.simulator import UNIT_COSTS
 from dlojz.pipeline.validity import check
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 Family = Literal["synchronous", "asynchronous"]
 
@@ -167,29 +169,18 @@ def _chunks(schedule: ScheduleEntry, chunks: int, options: dict[str, object]) ->
         # Waves that are given as well must agree.
         if chunks >= 2 and chunks % 2 == 0 and options.get("waves", chunks // 2) == chunks // 2:
             return {"waves": chunks // 2}
-        raise refusal(
-            en=f"{schedule.name} has 2 chunks per wave, but chunks={chunks} was received: give waves instead.",
-            fr=f"{schedule.name} a 2 étages par vague, mais chunks={chunks} a été reçu : donnez plutôt waves.",
-        )
+        raise phrase.refused("two chunks per wave", schedule=schedule, chunks=chunks)
     if chunks == schedule.chunks:
         return {}
     free = ", ".join(schedule_entry.name for schedule_entry in ENTRIES if "chunks" in schedule_entry.options)
-    raise refusal(
-        en=f"{schedule.name} has {schedule.chunks} stage(s) per rank, but chunks={chunks} was received: leave "
-        f"chunks out, or take a schedule that has the choice ({free}).",
-        fr=f"{schedule.name} a {schedule.chunks} étage(s) par rang, mais chunks={chunks} a été reçu : omettez "
-        f"chunks, ou prenez un ordonnancement qui laisse le choix ({free}).",
-    )
+    raise phrase.refused("other number of chunks", schedule=schedule, chunks=chunks, free=free)
 
 
 def _not_an_option(schedule: ScheduleEntry, option: str) -> str:
     takers = ", ".join(schedule_entry.name for schedule_entry in ENTRIES if option in schedule_entry.options)
     if not takers:
         return one_of("option", option, sorted({key for schedule_entry in ENTRIES for key in schedule_entry.options}))
-    return say(
-        en=f"{schedule.name} has no option {option}: leave it out, or take a schedule that has it ({takers}).",
-        fr=f"{schedule.name} n’a pas d’option {option} : omettez-la, ou prenez un ordonnancement qui l’a ({takers}).",
-    )
+    return phrase("no such option", schedule=schedule, option=option, takers=takers)
 
 
 def schedule_of(layout: Layout) -> Schedule:

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -33,7 +34,7 @@ from numpy.typing import NDArray
 
 from dlojz.base.display_hook import figure_of
 from dlojz.base.errors import LabError
-from dlojz.base.language import refusal, say
+from dlojz.base.language import Sentences, say
 from dlojz.pipeline.schedule import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -51,6 +52,8 @@ from dlojz.pipeline.schedule import (
     Schedule,
 )
 from dlojz.results.record import Span
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 Times = NDArray[np.float64]
 
@@ -273,12 +276,7 @@ def _deadlock(
         else:
             parts_en.append(f"rank {number} waits to receive what {consumer} needs from rank {peer}")
             parts_fr.append(f"le rang {number} attend du rang {peer} ce qu’il faut à {consumer}")
-    return say(
-        en=f"deadlock of blocking sends: {'; '.join(parts_en)}, and none of them receives. Post sends and receives "
-        "together (sends='paired') or do not block (sends='buffered').",
-        fr=f"interblocage d’envois bloquants : {' ; '.join(parts_fr)}, et aucun ne reçoit. Postez envois et réceptions "
-        "ensemble (sends='paired') ou n’attendez pas (sends='buffered').",
-    )
+    return phrase("blocking deadlock", parts_en="; ".join(parts_en), parts_fr=" ; ".join(parts_fr))
 
 
 UNIT_COSTS = Costs()
@@ -290,7 +288,6 @@ def simulate(schedule: Schedule, costs: Costs = UNIT_COSTS) -> Timeline:
 
     Args:
         schedule: what each rank does, in order; its dependencies are compiled at the first call and kept.
-        costs: times, in any unit.
 
     Raises:
         LabError: if the schedule cannot be executed (with the cycle, where it deadlocks), or the costs do not fit it.
@@ -372,12 +369,7 @@ def relative_slice_times(schedule: Schedule, costs: Costs) -> tuple[float, ...]:
     if not costs.slice_times:
         return (1.0 / schedule.token_slices,) * schedule.token_slices
     if len(costs.slice_times) != schedule.token_slices:
-        raise refusal(
-            en=f"slice_times holds {len(costs.slice_times)} values, but sequences are cut into "
-            f"{schedule.token_slices} slices: give one value per slice.",
-            fr=f"slice_times contient {len(costs.slice_times)} valeurs, mais les séquences sont coupées en "
-            f"{schedule.token_slices} tranches : donnez une valeur par tranche.",
-        )
+        raise phrase.refused("other number of slices", slice_times=len(costs.slice_times), schedule=schedule)
     return costs.slice_times
 
 
@@ -502,7 +494,6 @@ def measured_timeline(
     """Build the timeline of one measured step, in seconds from its first action.
 
     Args:
-        schedule: what was executed.
         spans: of any steps and ranks; those without an action are left out.
         step: which step; by default the last one timed.
         ranks: pipeline rank of each process that counts; by default every process is its own.
@@ -523,12 +514,7 @@ def measured_timeline(
         for number, action in enumerate(order, schedule.first_of_rank[rank]):
             times = [interval_of.get((rank, str(element))) for element in action.elements]
             if any(time is None for time in times):
-                raise refusal(
-                    en=f"the record has no time for {action} of rank {rank} in step {target}: it is of another "
-                    "schedule, or ended before that step; run it again.",
-                    fr=f"l’enregistrement n’a pas de temps pour {action} du rang {rank} au pas {target} : il vient "
-                    "d’un autre ordonnancement, ou s’est terminé avant ; relancez l’exécution.",
-                )
+                raise phrase.refused("action without a time", action=action, rank=rank, target=target)
             # Parts of an overlapped action ran one after the other: from the first start to the last end.
             starts[number] = min(time[0] for time in times if time)
             ends[number] = max(time[1] for time in times if time)
@@ -594,12 +580,7 @@ def measured_overhead(timeline: Timeline, latency: float = 0.0) -> float:
 
 
 class MeasuredOverlay(NamedTuple):
-    """A step as measured and as simulated with the measured means.
-
-    Attributes:
-        simulated: the same schedule with the calibrated costs.
-        costs: those.
-    """
+    """A step as measured and as simulated with the measured means."""
 
     measured: Timeline
     simulated: Timeline

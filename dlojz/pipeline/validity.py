@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import Sentences, refusal, shortest
+from dlojz.base.language import Sentences, shortest
 from dlojz.config.fields import ASYNCHRONOUS
 from dlojz.pipeline.schedule import (
     BACKWARD,
@@ -106,12 +106,7 @@ def causal_slice_time(hidden: int, flops_per_s: float, overhead_s: float = 0.0, 
         LabError: for a rate that is not above 0, or a negative overhead.
     """
     if not flops_per_s > 0 or overhead_s < 0:
-        raise refusal(
-            en=f"flops_per_s must be above 0 and overhead_s 0 or more, but {flops_per_s!r} and {overhead_s!r} were "
-            "received.",
-            fr=f"flops_per_s doit être plus grand que 0 et overhead_s au moins égal à 0, mais {flops_per_s!r} et "
-            f"{overhead_s!r} ont été reçus.",
-        )
+        raise TEXTS.refusal("refusals", "no rate", flops_per_s=flops_per_s, overhead_s=overhead_s)
     return lambda length, context: overhead_s + causal_slice_flops(length, context, hidden, layers) / flops_per_s
 
 
@@ -214,8 +209,6 @@ def plan_slices(tokens: int, ranks: int, time: SliceTime, *, grid: int = 1) -> S
     tried in rising order until none can improve on the best.
 
     Args:
-        tokens: s, tokens of a sequence.
-        ranks: p.
         time: what a slice costs; at least 0 and finite.
         grid: lengths are multiples of it (tensor cores like 8); it divides `tokens`.
 
@@ -225,12 +218,7 @@ def plan_slices(tokens: int, ranks: int, time: SliceTime, *, grid: int = 1) -> S
         LabError: for sizes below 1, a grid that does not divide the tokens, or a time that is negative or not finite.
     """
     if min(tokens, ranks, grid) < 1 or tokens % grid:
-        raise refusal(
-            en="a sequence is cut into multiples of the grid, which must divide it, for at least 1 rank, but "
-            f"tokens={tokens}, grid={grid}, ranks={ranks} were received: use grid=1, which always fits.",
-            fr="une séquence se coupe en multiples du pas grid, qui doit la diviser, pour au moins 1 rang, mais "
-            f"tokens={tokens}, grid={grid}, ranks={ranks} ont été reçus : prenez grid=1, qui convient toujours.",
-        )
+        raise TEXTS.refusal("refusals", "uneven grid", tokens=tokens, grid=grid, ranks=ranks)
     steps = tokens // grid
     table = _table(steps, grid, time)
     cheapest = _cut(table, math.inf)[0]
@@ -257,11 +245,12 @@ def _table(steps: int, grid: int, time: SliceTime) -> _Times:
         for start in range(end):
             value = time((end - start) * grid, start * grid)
             if not (math.isfinite(value) and value >= 0):
-                raise refusal(
-                    en=f"the time of a slice must be a finite number, 0 or more, but {value!r} was received for "
-                    f"{(end - start) * grid} tokens after {start * grid}.",
-                    fr=f"le temps d’une tranche doit être un nombre fini, au moins égal à 0, mais {value!r} a été "
-                    f"reçu pour {(end - start) * grid} tokens après {start * grid}.",
+                raise TEXTS.refusal(
+                    "refusals",
+                    "no time of a slice",
+                    value=value,
+                    slice_tokens=(end - start) * grid,
+                    tokens_before=start * grid,
                 )
             table[end, start] = value
     return table

@@ -23,8 +23,8 @@ from dlojz.config.fields import LayoutFields
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import Bill, Layouts, Parts, StepSimulation, bill, estimate, workload
 from dlojz.cost_model.calibration import default_words
-from dlojz.cost_model.fit import completed
 from dlojz.cost_model.layouts import software
+from dlojz.cost_model.validation import completed
 from dlojz.hardware import cluster
 from dlojz.hardware.evidence import Measurement, Version, measurements
 from dlojz.hardware.gpus import ATTENTION_KERNELS

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlojz.base.language import refusal
+from dlojz.base.language import Sentences
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware import Device
 from dlojz.results.footprint import Footprint
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor, nn
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 
 def predict(
@@ -48,20 +51,12 @@ def predict(
     """
     if isinstance(model, RunConfig):
         if fields or not isinstance(inputs, int | None):
-            raise refusal(
-                en=f"a configuration says all about its run, but {', '.join(fields) or 'inputs'} was received with it: "
-                "put it in the configuration, or give a module or the name of a model.",
-                fr=f"une configuration dit tout de son exécution, mais {', '.join(fields) or 'inputs'} a été reçu "
-                "avec elle : mettez-le dans la configuration, ou donnez un module ou le nom d’un modèle.",
-            )
+            raise phrase.refused("fields beside a configuration", fields=", ".join(fields) or "inputs")
         return _predicted(model, rank or inputs or 0, device)
     if isinstance(model, str):
         return _predicted(RunConfig.of(model=model, **fields), rank, device)
     if not hasattr(model, "named_parameters"):
-        raise refusal(
-            en=f"a run, a module or the name of a model is predicted, but {model!r} was received.",
-            fr=f"on prédit une exécution, un module ou le nom d’un modèle, mais {model!r} a été reçu.",
-        )
+        raise phrase.refused("nothing to predict", model=model)
     from dlojz.models.foreign.sources import name_of_module
 
     name, samples = name_of_module(model, inputs, tp_plan)

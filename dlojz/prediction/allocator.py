@@ -26,7 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dlojz.base.language import refusal
+from dlojz.base.language import Sentences
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 MIN_BLOCK_BYTES: Final = 512
 """Every request is rounded up to a multiple of this (`kMinBlockSize`)."""
@@ -138,7 +140,6 @@ class CachingAllocator:
 
     Args:
         limit_bytes: most bytes of all segments together; None is no limit.
-        listener: receives each action.
         expandable: whether a pool has one segment, which grows at its end (`expandable_segments:True`), so that free
             memory there is never too small for a request. It has no limit.
     """
@@ -315,7 +316,6 @@ def replay(
     `resize_` does.
 
     Args:
-        events: in their order.
         allocator: a fresh one, e.g. with a limit; left as it is after the last event.
         streams: of the storages that another stream than the first (0) has allocated.
 
@@ -332,11 +332,12 @@ def replay(
         size_bytes = delta_bytes if previous_block is None else previous_block.requested_bytes + delta_bytes
         if size_bytes < 0:
             had_bytes = size_bytes - delta_bytes
-            raise refusal(
-                en=f"event {number} frees {-delta_bytes} bytes of storage {storage}, which holds {had_bytes}: give "
-                "the events of a step from its beginning, in their order.",
-                fr=f"l’événement {number} libère {-delta_bytes} octets du stockage {storage}, qui en a "
-                f"{had_bytes} : donnez les événements d’un pas depuis son début, dans leur ordre.",
+            raise phrase.refused(
+                "storage freed beyond its bytes",
+                number=number,
+                freed_bytes=-delta_bytes,
+                storage=storage,
+                had_bytes=had_bytes,
             )
         if size_bytes:
             try:
@@ -382,11 +383,7 @@ def snapshot(
     events = list(events)
     event_labels = [("", "")] * len(events) if labels is None else list(labels)
     if len(event_labels) != len(events):
-        raise refusal(
-            en=f"each event needs one label, but {len(events)} events and {len(event_labels)} labels were received.",
-            fr=f"à chaque événement son étiquette, mais {len(events)} événements et {len(event_labels)} étiquettes ont "
-            "été reçus.",
-        )
+        raise phrase.refused("other number of labels", events=len(events), event_labels=len(event_labels))
     # One list for all events with the same label: a step has many events and few labels.
     frames = {label: [{"filename": label[0], "line": 0, "name": label[1]}] for label in dict.fromkeys(event_labels)}
     streams = streams or {}
@@ -420,14 +417,7 @@ def snapshot(
 def _entry(
     action: str, event: int, address: int, size_bytes: int, frames: list[dict[str, Any]], stream: int
 ) -> dict[str, Any]:
-    return {
-        "action": action,
-        "addr": address,
-        "size": size_bytes,
-        "stream": stream,
-        "time_us": event,
-        "frames": frames,
-    }
+    return {"action": action, "addr": address, "size": size_bytes, "stream": stream, "time_us": event, "frames": frames}
 
 
 def _segment(blocks: Sequence[CachedBlock], frames_at: dict[int, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -474,10 +464,7 @@ def write_snapshot(
     """
     target = Path(path)
     if target.suffix != ".html":
-        raise refusal(
-            en=f"a snapshot is written to a file named .html, but {str(target)!r} was received.",
-            fr=f"un instantané s’écrit dans un fichier .html, mais {str(target)!r} a été reçu.",
-        )
+        raise phrase.refused("no html file", target=str(target))
     memory_snapshot = snapshot(events, labels, limit_bytes=limit_bytes, streams=streams)
     # Loads torch, which the rest of this module does without.
     from torch.cuda._memory_viz import trace_plot
@@ -494,10 +481,5 @@ def write_snapshot(
         with suppress(OSError):
             temporary.unlink()
         reason = error.strerror or str(error)
-        raise refusal(
-            en=f"the snapshot cannot be written to {str(target)!r} ({reason}): choose a folder that exists and "
-            "that you may write to.",
-            fr=f"impossible d’écrire l’instantané dans {str(target)!r} ({reason}) : choisissez un dossier qui "
-            "existe et où vous pouvez écrire.",
-        ) from None
+        raise phrase.refused("snapshot cannot be written", target=str(target), reason=reason) from None
     return target

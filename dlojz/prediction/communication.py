@@ -7,7 +7,7 @@ are the tensors behind them. Source: Rajbhandari et al. 2020 (arXiv 1910.02054),
 sources named in `states`.
 
 **Tensor axis.** One line per message of a block, with its shape; torch's `parallelize_module` has the same regions as
-`dlojz.by_hand.tensor`. A region is what lies between `enter` and `leave` (see `dlojz.by_hand.tensor.operators`):
+`dlojz.by_hand.tensor`. A region is what lies between `enter` and `leave` (see `dlojz.by_hand.tensor.axis`):
 
                                forward                         backward
     enter                      -                               all-reduce (what entered)
@@ -183,7 +183,6 @@ def zero_1_or_2_messages(
     """List the messages of DeepSpeed's stages 1 and 2.
 
     Args:
-        sizes: of the run.
         stage: 1 reduces once per step, 2 with every micro-batch, as it keeps no whole gradient in between. Both
             all-reduce the bucket where the paper's scheme would reduce-scatter it, then each rank keeps its share.
         groups: parameters that are flattened together, and gathered at once whatever `allgather_bucket_size` is.
@@ -216,7 +215,6 @@ def zero_3_messages(
     """List the messages of DeepSpeed's stage 3.
 
     Args:
-        sizes: of the run.
         gathered_elements: of each all-gather of a micro-batch, padding included.
         ready: parameters that backward reaches, in the order of their gradients.
     """

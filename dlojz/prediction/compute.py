@@ -202,7 +202,7 @@ def _share(part: RankPart) -> float:
     """Part of the model's FLOPs, by blocks, that one rank computes per micro-batch of its replica."""
     if part.config.layout.pp == 1:
         return 1.0
-    from dlojz.pipeline.block_weights import block_weights
+    from dlojz.pipeline.partition import block_weights
 
     flops = block_weights(part.config, "flops").weights
     # A bidirectional pipeline sends half of the micro-batches each way.
@@ -213,7 +213,6 @@ def _recomputed_flops(config: RunConfig, flops_of: dict[str, int]) -> dict[int, 
     """FLOPs of each block that backward computes again.
 
     Args:
-        config: the run.
         flops_of: each module's forward, in the order in which they are called.
     """
     kind, chosen = config.layout.checkpointing, block_choices(config.layout.activation_plan)

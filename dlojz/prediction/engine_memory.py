@@ -194,12 +194,7 @@ class Moments(Protocol):
 
 
 class EngineMemory:
-    """Engine memory of one process: gradients stay where autograd has put them.
-
-    Args:
-        config: the run.
-        shapes: of the model, or of the rank's part of it.
-    """
+    """Engine memory of one process: gradients stay where autograd has put them."""
 
     keeps_gradients = True
     """Whether the gradients of a micro-batch stay as autograd has made them."""
@@ -612,10 +607,7 @@ class StepReplay:
     """Replay of a step: the trace of one micro-batch through a ledger, as often as the step has micro-batches.
 
     Args:
-        config: the run.
-        trace: of this rank.
         states: of this rank, as they are from step to step.
-        overlay: of the engine.
         samples_bytes: kept of the step's samples.
         ledger: to write in; by default a new one.
     """

@@ -307,10 +307,6 @@ def pipeline_replay(
     """Prepare the replay of a pipeline rank's step, to be run.
 
     Args:
-        part: of the rank.
-        trace: of this rank.
-        states: of this rank.
-        overlay: of its engine.
         retold: changes the traces of all blocks beforehand.
         on_gpu: with the corrections for a GPU.
         ledger: to write in; by default a new one.
@@ -326,14 +322,7 @@ def pipeline_replay(
     )
     order = RankOrder(schedule_of(config.layout), part.pp_rank, runner_of(config), passes.retaining, halves=halves)
     return PipelineReplay(
-        config,
-        trace,
-        states,
-        overlay,
-        passes,
-        list(order.moments()),
-        samples_bytes=samples_bytes(part),
-        ledger=ledger,
+        config, trace, states, overlay, passes, list(order.moments()), samples_bytes=samples_bytes(part), ledger=ledger
     )
 
 
@@ -374,9 +363,6 @@ class Forecast:
     """Memory of one rank through one training step.
 
     Attributes:
-        config: the run.
-        rank: from 0.
-        device: the GPU it is for; None for the CPU.
         memory: by category, with the peak, its moment, and the categories then.
         peak_micro_batch: number of the micro-batch in which the peak occurs, from 1.
         peak_module: path of the module that computes then; empty in the loss.
@@ -562,8 +548,6 @@ def replay_of(
     """Prepare the replay of a rank's step, to be run.
 
     Args:
-        part: of the rank.
-        device: a GPU; None for the CPU.
         ledger: to write in; by default a new one.
         retold: changes the rank's trace beforehand.
     """
@@ -601,8 +585,6 @@ def forecast_of(
 
     Args:
         step: of this rank.
-        rank: from 0.
-        device: a GPU; None for the CPU.
         in_flight: micro-batches whose activations are held at once, at least 1.
         path_of: makes a module's path, as the model's author wrote it, of that in the list of blocks.
     """

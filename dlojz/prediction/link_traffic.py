@@ -30,9 +30,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from dlojz.base.language import refusal
+from dlojz.base.language import Sentences
 from dlojz.by_hand.optimizers import sent_bytes as stages
 from dlojz.config.layout import GRID_AXES, ORDERS, RankGrid
 from dlojz.config.optimizers import LOCAL, OPTIMIZERS
@@ -42,6 +43,8 @@ from dlojz.hardware.links import Link
 from dlojz.prediction.communication import boundary_bytes, communication_by_place, predict_communication
 from dlojz.prediction.shapes import FP32_BYTES, RankPart, bounds_of, model_shapes
 from dlojz.results.footprint import Traffic
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 Destinations = Sequence[Mapping[int, Fraction]]
 """Per pipeline rank, the pipeline ranks to which it sends, with the share of the bytes sent."""
@@ -57,9 +60,6 @@ class Flow(NamedTuple):
     Args:
         group: mesh axis (dp, tp, pp, cp), `ep` and `edp` (parts of dp, see `EXPERT_GROUPS`), `twins` (the two copies
             of a stage, along pp), `tied` (those of a tied embedding, along pp) or `control` (the lab's own).
-        collective: its name.
-        source: the rank that sends.
-        target: the rank that receives.
         num_bytes: exact; a ring's chunks need not be whole bytes.
         messages: one after the other.
     """
@@ -81,12 +81,7 @@ def flows_of(traffic: Traffic, rank: int, grid: RankGrid, destinations: Destinat
     group = _members(traffic.group, rank, grid, traffic.group_size)
     size, message_bytes, count = len(group), Fraction(traffic.message_bytes), traffic.count or 0
     if traffic.group_size != size:
-        raise refusal(
-            en=f"a group along {traffic.group} has {size} ranks in this grid, but {traffic.collective} assumes "
-            f"{traffic.group_size}: give traffic and grid the same degrees.",
-            fr=f"un groupe selon {traffic.group} a {size} rangs dans cette grille, mais {traffic.collective} en "
-            f"annonce {traffic.group_size} : donnez au trafic et à la grille les mêmes degrés.",
-        )
+        raise phrase.refused("group of another size", traffic=traffic, size=size)
     if size == 1:
         return
     position, share = group.index(rank), message_bytes / size
@@ -142,10 +137,7 @@ def _members(name: str, rank: int, grid: RankGrid, told_size: int) -> tuple[int,
         return tuple(sorted({stages[position], stages[grid.pp - 1 - position]}))
     if name == "control":
         return tuple(range(grid.world_size))
-    raise refusal(
-        en=f"the group {name!r} is none of a grid: use pp, dp, tp, cp, ep, edp, twins, tied or control.",
-        fr=f"le groupe {name!r} n’est pas d’une grille : prenez pp, dp, tp, cp, ep, edp, twins, tied ou control.",
-    )
+    raise phrase.refused("no group of a grid", name=name)
 
 
 PARTS_OF = {"pp": ("twins", "tied"), "dp": EXPERT_GROUPS}
@@ -156,8 +148,6 @@ class LinkTraffic(NamedTuple):
     """Bytes that one collective of one axis moves per step, over all ranks.
 
     Args:
-        group: as in `Flow`.
-        collective: its name.
         inside_bytes: sent to a rank of the same node.
         between_bytes: sent to a rank of another node.
     """
@@ -170,12 +160,7 @@ class LinkTraffic(NamedTuple):
 
 @dataclass(frozen=True)
 class Crossing:
-    """Traffic of a step on the links of a grid.
-
-    Args:
-        grid: placement of the ranks.
-        flows: what each rank sends to whom.
-    """
+    """Traffic of a step on the links of a grid."""
 
     grid: RankGrid
     flows: tuple[Flow, ...]
@@ -242,7 +227,6 @@ def link_traffic(config: RunConfig, grid: RankGrid | None = None) -> Crossing:
     """Lay the predicted traffic of one step of a run on the links of a grid.
 
     Args:
-        config: the run.
         grid: placement of its ranks, with the same degrees; by default the lab's order and 4 GPUs per node.
 
     Raises:
@@ -251,10 +235,7 @@ def link_traffic(config: RunConfig, grid: RankGrid | None = None) -> Crossing:
     layout = config.layout
     grid = grid or RankGrid(layout.dp, layout.pp, layout.tp, cp=layout.cp)
     if any(grid.size(axis) != getattr(layout, axis) for axis in GRID_AXES):
-        raise refusal(
-            en=f"the grid has {grid.degrees}, but the run has {layout.degrees}: give both the same degrees.",
-            fr=f"la grille a {grid.degrees}, mais l’exécution a {layout.degrees} : donnez-leur les mêmes degrés.",
-        )
+        raise phrase.refused("other degrees", grid=grid, layout=layout)
     by_place, destinations = _predicted(config)
     # Along the data and context axes all ranks send the same.
     traffic = [by_place[(coordinates := grid.coordinates(rank)).pp, coordinates.tp] for rank in range(grid.world_size)]
@@ -268,19 +249,13 @@ def crossing(
 
     Args:
         traffic: per rank of the grid, what it hands to each collective in one step.
-        grid: placement of the ranks.
         destinations: of pipeline ranks; by default the neighbours of a plain pipeline with boundaries of one size.
 
     Raises:
         LabError: if there is not one entry per rank, or a group does not have the size that the grid gives it.
     """
     if len(traffic) != grid.world_size:
-        raise refusal(
-            en=f"the grid has {grid.world_size} ranks, but the traffic of {len(traffic)} was received: give one "
-            "entry per rank.",
-            fr=f"la grille a {grid.world_size} rangs, mais le trafic de {len(traffic)} a été reçu : donnez une "
-            "entrée par rang.",
-        )
+        raise phrase.refused("other number of ranks", grid=grid, traffic=len(traffic))
     # Half of a middle rank's bytes go either way, all of an end rank's to its one neighbour.
     if destinations is None:
         neighbours = [

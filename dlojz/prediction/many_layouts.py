@@ -39,14 +39,7 @@ from dlojz.prediction import forecast
 from dlojz.prediction.communication import boundary_bytes, receive_buffers_bytes, samples_bytes
 from dlojz.prediction.engine_memory import Ledger, StepReplay
 from dlojz.prediction.forecast import CUBLAS_HANDLES
-from dlojz.prediction.model_trace import (
-    TURN_OF,
-    TraceKey,
-    block_of,
-    key_of,
-    trace_of,
-    trace_of_rank,
-)
+from dlojz.prediction.model_trace import TURN_OF, TraceKey, block_of, key_of, trace_of, trace_of_rank
 from dlojz.prediction.shapes import ModelShapes, RankPart, bounds_of, model_shapes, num_blocks
 from dlojz.prediction.trace import Allocation, MemoryTrace, TraceMark
 from dlojz.prediction.trace_store import is_kept, read, write

@@ -36,8 +36,7 @@ from dlojz.by_hand.activation_offload import ActivationOffload, planned_offload
 from dlojz.by_hand.chunked_loss import chunk_loss
 from dlojz.by_hand.context_parallel import RingShare, share_sequences
 from dlojz.by_hand.ring_attention import PretendedRing
-from dlojz.by_hand.tensor.split import parallel_loss
-from dlojz.by_hand.tensor.split_linears import LinearShare
+from dlojz.by_hand.tensor.split import LinearShare, parallel_loss
 from dlojz.config.compatibility import has_tied_head
 from dlojz.config.fields import block_choices
 from dlojz.config.run_config import RunConfig
@@ -604,7 +603,6 @@ class StagePasses:
     """Passes of one stage, cut from a trace of all blocks.
 
     Attributes:
-        trace: the whole one.
         events: of each pass (`forward`, `backward`, `weights`), in order.
         kept: storages that forward leaves for backward, but for what the stage gives.
         between: storages that are there between two halves of a backward.
@@ -721,7 +719,6 @@ def passes_of(
     Args:
         whole_trace, halves: with a whole backward, and with one in two halves where the schedule has such.
         bounds: first block of each stage, and the number of blocks.
-        stages: of the rank.
         at_block: bytes of what enters each block.
     """
     stage_numbers = sorted(set(stages))

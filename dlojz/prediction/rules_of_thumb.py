@@ -24,9 +24,11 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal, say
+from dlojz.base.language import Sentences, one_of, say
 from dlojz.config.optimizers import EIGHT_BIT_BLOCK, OPTIMIZERS
 from dlojz.results.footprint import Category
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 Precision = Literal["fp32", "fp16_amp", "bf16", "bf16_fp32_gradients", "autocast"]
 """fp32: all in fp32. fp16_amp, bf16: weights and gradients in 16 bit, a master copy in fp32 (ZeRO, §3.1).
@@ -139,17 +141,9 @@ def _check(precision: str, optimizer: str, zero: int, degrees: tuple[int, int, i
             raise LabError(one_of(argument, value, [str(choice) for choice in legal]))
     for name, degree in zip(("dp", "tp", "pp"), degrees, strict=True):
         if degree < 1:
-            raise refusal(
-                en=f"{name} counts ranks and must be at least 1, but {degree} was received.",
-                fr=f"{name} compte des rangs et vaut au moins 1, mais {degree} a été reçu.",
-            )
+            raise phrase.refused("no degree", name=name, degree=degree)
     if zero < {"none": 0, "optimizer": 1, "parameters": 3}[offload]:
-        raise refusal(
-            en=f"offload={offload!r} was received with zero={zero}: states of the optimizer are offloaded from "
-            "zero=1 on, parameters with zero=3.",
-            fr=f"offload={offload!r} a été reçu avec zero={zero} : on décharge les états de l’optimiseur à partir "
-            "de zero=1, les paramètres avec zero=3.",
-        )
+        raise phrase.refused("nothing to offload", offload=offload, zero=zero)
 
 
 @dataclass(frozen=True)

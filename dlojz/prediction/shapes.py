@@ -22,10 +22,11 @@ from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dlojz import models
-from dlojz.base.language import MEBIBYTE, refusal, say
+from dlojz.base.language import MEBIBYTE, Sentences, say
 from dlojz.config.compatibility import has_tied_head
 from dlojz.config.engines import ENGINES, STRATEGIES
 from dlojz.config.fields import block_choices
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from dlojz.models.blocks import BlockList
     from dlojz.models.checkpointing import Checkpointing
     from dlojz.models.experts.routing import Routing
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 FP32_BYTES = 4
 HALF_BYTES = 2
@@ -177,8 +180,7 @@ class ModelShapes:
         return replace(
             self,
             parameters=tuple(
-                replace(parameter, dtype=dtype) if parameter.is_cast else parameter
-                for parameter in self.parameters
+                replace(parameter, dtype=dtype) if parameter.is_cast else parameter for parameter in self.parameters
             ),
             buffers=tuple(
                 (block, elements, num_bytes, element_bytes * elements + num_bytes)
@@ -557,8 +559,6 @@ def gradient_traffic(config: RunConfig, shapes: ModelShapes, most_elements: int 
     """Predict the all-reduces of gradients: over dp ranks, of experts over the dp/ep ranks that hold the same.
 
     Args:
-        config: the run.
-        shapes: of what the rank holds.
         most_elements: reduced in one call; by default a bucket of the engine by hand.
     """
     layout: Layout = config.layout
@@ -607,11 +607,7 @@ def keys_of(config: RunConfig) -> Keys:
     if isinstance(size, GPTSize | LlamaSize):
         heads = size.num_kv_heads if isinstance(size, LlamaSize) else size.num_heads
         return Keys(size.depth, heads, size.num_heads, size.width // size.num_heads)
-    raise refusal(
-        en=f"{config.model} reads images, and has no keys that go round a ring: use a text model such as llama_tiny.",
-        fr=f"{config.model} lit des images, et n’a pas de clés qui fassent le tour d’un anneau : prenez un modèle de "
-        "texte comme llama_tiny.",
-    )
+    raise phrase.refused("images on a ring", config=config)
 
 
 def repeated_rings(config: RunConfig) -> int:
@@ -624,10 +620,6 @@ def repeated_rings(config: RunConfig) -> int:
 
 def check_parameters(config: RunConfig, shapes: ModelShapes) -> None:
     """Refuse frozen parameters, and weights in other types than fp32, where they are neither predicted nor run.
-
-    Args:
-        config: the run.
-        shapes: of its whole model, or of a rank's part of it.
 
     Raises:
         LabError: with what the model has, and the layouts that take it.
@@ -650,27 +642,11 @@ def check_parameters(config: RunConfig, shapes: ModelShapes) -> None:
     of_type = ", ".join(sorted(dtypes))
     path = shapes.own_path(frozen[0].name) if frozen else ""
     has = (
-        say(
-            en=f"{len(frozen)} frozen parameters of {len(shapes.parameters)} (the first is {path}: requires_grad is "
-            f"False; types: {of_type})",
-            fr=f"{len(frozen)} paramètres gelés sur {len(shapes.parameters)} (le premier est {path} : requires_grad "
-            f"vaut False ; types : {of_type})",
-        )
+        phrase("frozen parameters", frozen=len(frozen), parameters=len(shapes.parameters), path=path, of_type=of_type)
         if frozen
         else say(en=f"weights in {of_type}", fr=f"des poids en {of_type}")
     )
-    raise refusal(
-        en=f"{config.model_name} has {has}; such models are predicted and run on one process, in DDP, in FSDP2 "
-        "(zero=2 or 3, trained weights of one type, which is fp32 or keeps precision='fp32'), or, all in fp32, in "
-        "DeepSpeed, but "
-        f"{layout.degrees}, engine={layout.engine!r}, zero={layout.zero}, precision={config.precision!r} was received: "
-        "use engine='torch' and one of those layouts.",
-        fr=f"{config.model_name} a {has} ; de tels modèles se prédisent et s’exécutent sur un processus, avec DDP, "
-        "avec FSDP2 (zero=2 ou 3, poids entraînés d’un seul type, qui est fp32 ou garde precision='fp32') ou, tous en "
-        "fp32, avec DeepSpeed, mais "
-        f"{layout.degrees}, engine={layout.engine!r}, zero={layout.zero}, precision={config.precision!r} a été reçu : "
-        "prenez engine='torch' et une de ces dispositions.",
-    )
+    raise phrase.refused("untrained on many ranks", config=config, has=has, layout=layout)
 
 
 def num_blocks(shapes: ModelShapes) -> int:
@@ -686,12 +662,7 @@ def check_stages_share_no_weight(config: RunConfig, shapes: ModelShapes) -> None
     """
     layout = config.layout
     if is_elsewhere(config.model) and (tied := [parameter for parameter in shapes.parameters if parameter.tied]):
-        raise refusal(
-            en=f"pp={layout.pp} was received, but {config.model_name} computes with {tied[0].name} in two blocks, "
-            "which may be on two stages: use pp=1, or a model without a tied head.",
-            fr=f"pp={layout.pp} a été reçu, mais {config.model_name} calcule avec {tied[0].name} dans deux blocs, qui "
-            "peuvent être sur deux étages : prenez pp=1, ou un modèle sans tête liée.",
-        )
+        raise phrase.refused("stages share a weight", layout=layout, config=config, tied_name=tied[0].name)
 
 
 def bounds_of(config: RunConfig) -> tuple[int, ...]:
@@ -711,7 +682,7 @@ def bounds_of(config: RunConfig) -> tuple[int, ...]:
     stages = layout.pp if layout.engine == "deepspeed" else schedule_of(layout).stages
     if layout.partition == "uniform":
         return stage_bounds(layout, stages, [""] * blocks, [1] * blocks)
-    from dlojz.pipeline.block_weights import block_weights
+    from dlojz.pipeline.partition import block_weights
 
     parameters = block_weights(config, "parameters")
     flops = [float(weight) for weight in block_weights(config, "flops").weights] if layout.partition == "flops" else []
@@ -725,7 +696,6 @@ class RankPart:
     One process is a pipeline of one stage. What is computed raises a `LabError` where the model cannot be cut so.
 
     Attributes:
-        config: the run.
         rank: from 0 to the world size: ((pp_rank · dp + dp_rank) · cp + cp_rank) · tp + tp_rank.
     """
 
@@ -833,7 +803,6 @@ class TensorShareRow(NamedTuple):
     Attributes:
         layers: path with `*` for numbers, which is a pattern of a `tp_plan`; empty for all that is whole.
         style: of their split; `inner` is whole, but its gradient is summed.
-        number: how many layers.
         heads: attention heads of each that the ranks share; 0 where it has none.
         parts: outputs of each fused part, which is split by itself; one number where none is fused.
         rank_bytes: fp32 weights of all of them on a rank.
@@ -855,14 +824,7 @@ def tensor_share_rows(config: RunConfig) -> list[TensorShareRow]:
     """
     layout = config.layout
     if not is_elsewhere(config.model):
-        raise refusal(
-            en=f"the blocks of {config.model} are written in tensor-parallel form, and need no plan: `dlojz predict "
-            f"{config.model} --tp {layout.tp}` tells what they send; a plan is found for timm:NAME, hf:FOLDER or "
-            "FILE.py:FUNCTION.",
-            fr=f"les blocs de {config.model} sont écrits sous forme Tensor Parallel et n’ont pas besoin de plan : "
-            f"`dlojz predict {config.model} --tp {layout.tp}` dit ce qu’ils envoient ; un plan se cherche pour "
-            "timm:NOM, hf:DOSSIER ou FICHIER.py:FONCTION.",
-        )
+        raise phrase.refused("uneven rows", config=config, layout=layout)
     built = build_on_meta(config.built_model, config.image_size, config.sequence_length, config.num_classes)
     assert built.tensor_plan is not None  # of every model from elsewhere
     splits: dict[str, tuple[ShareStyle, int, tuple[int, ...]]] = {}

@@ -334,7 +334,6 @@ def padded_of_modules(parameters: Iterable[ParameterShape], dp: int) -> dict[str
 
     Args:
         parameters: each in the module that computes with it; a tied matrix in each of its modules.
-        dp: ranks that divide the parameters.
     """
     elements: dict[str, int] = {}
     for parameter in parameters:
@@ -415,8 +414,6 @@ def offload_states(config: RunConfig, shapes: ModelShapes, memory: Memory, rank:
     """Move the states that the layout's offloading moves.
 
     Args:
-        config: the run.
-        shapes: of its model.
         memory: the states without offloading, from `predict_states`.
         rank: whose states they are.
 

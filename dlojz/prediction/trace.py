@@ -37,6 +37,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -51,11 +52,13 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from torch.utils.hooks import RemovableHandle
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import refusal, say
+from dlojz.base.language import Sentences
 from dlojz.by_hand.chunked_loss import knowing_targets
 from dlojz.models.foreign.elsewhere import ADAPTERS
 from dlojz.models.foreign.meta_checks import error_with_line
 from dlojz.prediction.shapes import FP32_BYTES
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 Phase = Literal["data", "forward", "backward", "weights"]
 """Pass of a micro-batch; of a backward in two halves, `backward` is the one for the input."""
@@ -574,7 +577,6 @@ def trace(
     Args:
         module: any; on the meta device or a real one, where it stays untouched.
         inputs: of its forward, tensors or nested ones, on the meta device or a real one; copied, not changed.
-        compute: precision.
         targets: part of the micro-batch, for the loss.
         loss: of the module's output (and of the targets), a scalar; by default the sum of all its numbers.
         around_forward: made of the module and entered around its forward pass; its `host_copies` afterwards count as
@@ -721,12 +723,7 @@ def _has_channels_last(tensor: Tensor) -> bool:
 def _sum_of_all(output: Any) -> Tensor:
     tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not tensors:
-        raise refusal(
-            en="nothing in the module's output depends on its parameters, so there is no backward pass to trace: "
-            "give loss=, a function of the output.",
-            fr="rien, dans la sortie du module, ne dépend de ses paramètres : il n’y a pas de passe arrière à "
-            "suivre. Donnez loss=, une fonction de la sortie.",
-        )
+        raise phrase.refused("no backward pass")
     return torch.stack([tensor.float().sum() for tensor in tensors]).sum()
 
 
@@ -828,16 +825,8 @@ class ValuesNeededError(LabError):
     """
 
     def __init__(self, reason: str) -> None:
-        self.cause = say(
-            en=f"the module's forward depends on the values of its data ({reason}), which a trace without memory does "
-            "not have",
-            fr=f"la passe avant du module dépend des valeurs de ses données ({reason}), qu’une trace sans mémoire n’a "
-            "pas",
-        )
-        advice = say(
-            en=": trace a version without such a choice, or measure it on a real run.",
-            fr=" : suivez une version sans ce choix, ou mesurez sur une vraie exécution.",
-        )
+        self.cause = phrase("forward depends on values", reason=reason)
+        advice = phrase("way out of a choice")
         super().__init__(self.cause + advice)
 
 
@@ -845,9 +834,4 @@ def _refusal(error: Exception) -> LabError:
     kind, reason = type(error).__name__, error_with_line(error)
     if "DataDependent" in kind or "DynamicOutputShape" in kind or "UnbackedSymInt" in kind:
         return ValuesNeededError(reason)
-    return LabError(
-        say(
-            en=f"the module does not run on these inputs: {reason}",
-            fr=f"le module ne s’exécute pas sur ces entrées : {reason}",
-        )
-    )
+    return phrase.refused("module does not run", reason=reason)

@@ -24,8 +24,10 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from dlojz.base.files import cache_folder
-from dlojz.base.language import say
+from dlojz.base.language import Sentences
 from dlojz.prediction.trace import Allocation, MemoryTrace, TraceMark
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 FORMAT: Final = 2
 """Version of the file's layout."""
@@ -40,7 +42,7 @@ SOURCES: Final = (
     "by_hand/chunked_loss.py",
     "by_hand/context_parallel.py",
     "by_hand/ring_attention.py",
-    "cost_model/launched_operators.py",
+    "cost_model/gpu_step.py",
     "prediction",
     "train/engines/base.py",
 )
@@ -53,14 +55,7 @@ def folder() -> Path | None:
     """Return the store's folder, made on first use; None where this user has none that can be written."""
     store = cache_folder("traces")
     if store is None:
-        _report(
-            say(
-                en="the cache folder of traces cannot be written: every model is traced anew in each process (set "
-                "XDG_CACHE_HOME to a folder of yours).",
-                fr="le dossier de cache des traces n’est pas accessible en écriture : chaque modèle est tracé à "
-                "nouveau dans chaque processus (donnez à XDG_CACHE_HOME un dossier à vous).",
-            )
-        )
+        _report(phrase("no cache folder"))
     return store
 
 
@@ -183,13 +178,7 @@ def read(key: Hashable, parse: Callable[[dict[str, Any]], Parsed]) -> Parsed | N
     except FileNotFoundError:
         return None
     except (OSError, EOFError, zlib.error, ValueError, KeyError, IndexError, TypeError, AttributeError):
-        _report(
-            say(
-                en=f"a kept trace is damaged ({path.name}): the model is traced anew and the file replaced.",
-                fr=f"une trace conservée est abîmée ({path.name}) : le modèle est tracé à nouveau et le fichier "
-                "remplacé.",
-            )
-        )
+        _report(phrase("damaged trace", path=path))
         return None
 
 
@@ -210,13 +199,7 @@ def write(key: Hashable, data: dict[str, Any]) -> None:
     except OSError as error:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
-        _report(
-            say(
-                en=f"a trace could not be kept in {path.parent} ({error.strerror}): it will be traced anew next time.",
-                fr=f"une trace n’a pas pu être conservée dans {path.parent} ({error.strerror}) : elle sera refaite la "
-                "prochaine fois.",
-            )
-        )
+        _report(phrase("trace not kept", path=path, error=error))
 
 
 def _prune(within: Path) -> None:

@@ -104,12 +104,10 @@ class ForkedError:
     """Exception that ended the function on one rank.
 
     Args:
-        name: class of the exception.
         message: its text; for `lost` the exit code, for `time` the limit in seconds.
         kind: of a `CollectiveFault`; `lost` where the process ended without an answer, `time` where it was stopped;
             else empty.
         line: number of the last line of the function's own file that was running; 0 where there is none.
-        text: that line.
     """
 
     name: str
@@ -124,10 +122,7 @@ class RankAnswer:
     """Result of the function on one rank.
 
     Args:
-        rank: from 0.
-        value: JSON data it returned, or None.
         tensors: tensors it returned, by name; `value` is the name of one that stood alone.
-        error: the exception that ended it, or None.
         calls: the collectives and messages it has called, in order: `op`, `numel`, `dtype`.
     """
 

@@ -79,7 +79,6 @@ class Guard:
     """Guard of one rank.
 
     Args:
-        board: this rank's view of the board.
         limit_s: seconds a rank may wait for others that still compute.
     """
 
@@ -171,10 +170,7 @@ class Guard:
         self._write(loose=True)
 
     def _enter(
-        self,
-        call: dict[str, Any],
-        members: Iterable[int],
-        same_call: Callable[[dict[str, Any]], dict[str, Any] | None],
+        self, call: dict[str, Any], members: Iterable[int], same_call: Callable[[dict[str, Any]], dict[str, Any] | None]
     ) -> None:
         self.last = call_words(call)
         self.log.append({"op": call["op"], "numel": call["numel"], "dtype": call["dtype"]})

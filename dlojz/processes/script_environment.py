@@ -39,7 +39,6 @@ class ProcessIdentity:
     """Identity of a watched process.
 
     Args:
-        folder: of the run.
         rank: among the processes that were launched; None where a launcher, or the script itself, started it.
         world_size: how many were launched.
         origin_s: moment of `time.perf_counter` from which the timeline counts, the same for all processes of a machine;

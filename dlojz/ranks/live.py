@@ -62,7 +62,6 @@ class RankPool:
 
     Args:
         cluster: where they live; started.
-        size: number of ranks, each a process.
     """
 
     def __init__(self, cluster: RankCluster, size: int) -> None:
@@ -151,10 +150,7 @@ class RankPool:
         return answers
 
     def _collect(
-        self,
-        tickets: Mapping[int, int],
-        limit_s: float,
-        show_live: Callable[[Sequence[CellAnswer]], None] | None,
+        self, tickets: Mapping[int, int], limit_s: float, show_live: Callable[[Sequence[CellAnswer]], None] | None
     ) -> list[CellAnswer]:
         answers: dict[int, list[CellAnswer]] = {}  # of the ranks of each process
         rank_of = {name: rank for rank, name in self._members.items()}
@@ -240,7 +236,6 @@ class ThreadPool(RankPool):
 
     Args:
         cluster: with one process; started.
-        size: number of ranks.
     """
 
     def __init__(self, cluster: RankCluster, size: int) -> None:
@@ -291,13 +286,7 @@ def _answer(so_far: CellAnswer, value: Mapping[str, Any], interruption: CellFail
         if interruption is not None and trouble.name == interruption.name:
             trouble = replace(interruption, lines=lines)
     return CellAnswer(
-        so_far.rank,
-        tuple(value["parts"]),
-        value["cut"],
-        trouble,
-        value["last"],
-        value["torn"],
-        dict(value["counts"]),
+        so_far.rank, tuple(value["parts"]), value["cut"], trouble, value["last"], value["torn"], dict(value["counts"])
     )
 
 
@@ -499,7 +488,6 @@ class Ranks:
             size: number of ranks, 1 to 256.
             force: whether to start more than the machine bears.
             threads: whether they are threads of one process on this machine, one of which runs at a time.
-            progress: called again and again meanwhile.
 
         Raises:
             RanksRefused: if the number is illegal, or more than the machine bears.
@@ -555,7 +543,7 @@ class Ranks:
 
     def __repr__(self) -> str:
         if not self:
-            return _none_running()
+            return phrase("no ranks running")
         return say(en=f"ranks 0 to {self.size - 1}", fr=f"rangs 0 à {self.size - 1}")
 
     def run(
@@ -625,7 +613,7 @@ class Ranks:
 
     def _running(self) -> RankPool:
         if self._pool is None:
-            raise RanksRefused(_none_running())
+            raise RanksRefused(phrase("no ranks running"))
         return self._pool
 
     def _hint(self, answers: list[CellAnswer]) -> str:
@@ -637,13 +625,9 @@ class Ranks:
 
 
 def _cluster() -> RankCluster:
-    from dlojz.ranks.slurm_ranks import SlurmCluster, inside_allocation
+    from dlojz.ranks.cluster import SlurmCluster, inside_allocation
 
     return SlurmCluster() if inside_allocation() else LocalCluster()
-
-
-def _none_running() -> str:
-    return phrase("no ranks running")
 
 
 def show(output: CellOutput | RankStatus) -> None:

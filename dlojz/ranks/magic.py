@@ -17,9 +17,9 @@ from typing import Any
 from dlojz.base.display_hook import QUIET
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, say
+from dlojz.ranks.cluster import inside_allocation
 from dlojz.ranks.live import LIMIT_S, Ranks, payload, show
 from dlojz.ranks.rank_setup import MOST_PROCESSES, RanksRefused, number_of_ranks
-from dlojz.ranks.slurm_ranks import inside_allocation
 
 _COMMANDS = ("start", "stop", "status", "restart")
 _OPTIONS = ("--with", "--limit", "--force", "--threads")
@@ -118,11 +118,7 @@ def _seconds(text: str) -> float:
 
 
 class RanksMagics:
-    """Magics of one notebook.
-
-    Args:
-        ranks: the variable `ranks` of the notebook.
-    """
+    """Magics of one notebook."""
 
     def __init__(self, shell: Any, ranks: Ranks) -> None:
         self._shell, self.ranks = shell, ranks

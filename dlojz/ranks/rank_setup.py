@@ -48,11 +48,7 @@ _CHATTER = ("[Gloo] Rank ",)
 
 
 class CellParts:
-    """Output of one cell on one rank, in order: what was printed, values and figures; text up to `TEXT_BYTES`.
-
-    Attributes:
-        cut: whether some was left out.
-    """
+    """Output of one cell on one rank, in order: what was printed, values and figures; text up to `TEXT_BYTES`."""
 
     def __init__(self) -> None:
         self.cut = False
@@ -234,7 +230,6 @@ class RankContext:
     """State of this process as a rank: its number, device, process group, guard and variables.
 
     Args:
-        rank: from 0.
         local_size: how many ranks run on this machine.
         local_rank: this one's number among those.
     """
@@ -539,7 +534,6 @@ def unpack(
     """Define what the notebook has sent along; return the exception that a definition raises.
 
     Args:
-        namespace: variables of the rank.
         run_source: runs one of the sources in it; returns what it raised.
     """
     for name, (module, attribute) in payload.get("modules", {}).items():

@@ -55,7 +55,6 @@ class CellAnswer:
     """Answer of one rank to a cell.
 
     Args:
-        rank: from 0.
         parts: what it printed and displayed, in order (see `Streams`).
         cut: whether output beyond the limit was dropped.
         trouble: what ended the cell, or None.

@@ -85,11 +85,7 @@ class _Printed(io.TextIOBase):
 
 
 class ThreadHost:
-    """Ranks of this process.
-
-    Args:
-        size: number of ranks.
-    """
+    """Ranks of this process."""
 
     def __init__(self, size: int) -> None:
         import torch.distributed

@@ -132,10 +132,6 @@ class _PlainStack:
 def plain_value(data: bytes, name: str) -> Any:
     """Build the value of a pickle that has plain types only: nothing is imported, called or looked up.
 
-    Args:
-        data: the pickle; bytes behind its end are left out.
-        name: of the file, safe to show.
-
     Raises:
         LabError: if it names or calls anything (GLOBAL, REDUCE, BUILD, …), or is cut off.
     """
@@ -147,7 +143,7 @@ def plain_value(data: bytes, name: str) -> Any:
                 return plain.stack.pop()
             action = plain.actions.get(opcode.name)
             if action is None:
-                raise _not_plain(name, opcode.name)
+                raise phrase.refused("not plain", name=name, code=opcode.name)
             action(argument)
     except LabError:  # a ValueError, too
         raise
@@ -157,12 +153,8 @@ def plain_value(data: bytes, name: str) -> Any:
     raise _broken(name)
 
 
-def _not_plain(name: str, code: str) -> LabError:
-    return LabError(phrase("not plain", name=name, code=code))
-
-
 def _broken(name: str) -> LabError:
-    return LabError(phrase("no whole pickle", name=name))
+    return phrase.refused("no whole pickle", name=name)
 
 
 class FrameBytes(NamedTuple):
@@ -202,7 +194,6 @@ class MemorySnapshot:
     """What one device held, and when.
 
     Attributes:
-        name: of the file, safe to show.
         device: number of the device; `other_devices` those that the file has besides.
         in_use_bytes, reserved_bytes: after each entry of the record, the first before any of them; of one moment, the
             end, where there is no record. Exact up to 8 PiB.
@@ -243,25 +234,25 @@ def snapshot_of(path: str | Path) -> MemorySnapshot:
     try:
         size_bytes = Path(path).stat().st_size
         if size_bytes > MOST_BYTES:
-            raise LabError(phrase("snapshot too large", name=name, size_bytes=size_bytes, most_bytes=MOST_BYTES))
+            raise phrase.refused("snapshot too large", name=name, size_bytes=size_bytes, most_bytes=MOST_BYTES)
         data = Path(path).read_bytes()
     except OSError as error:
-        raise LabError(phrase("snapshot cannot be read", name=name, reason=error.strerror or error)) from None
+        raise phrase.refused("snapshot cannot be read", name=name, reason=error.strerror or error) from None
     value = _value(data, name)
     # Older snapshots are the list of segments alone (`_read` in torch/cuda/_memory_viz.py).
     document = {"segments": value} if isinstance(value, list) else value
     if not isinstance(document, dict) or not document.keys() & {"segments", "device_traces"}:
-        raise _no_memory(name)
+        raise phrase.refused("no snapshot", name=name)
     segments = list(_dicts(document.get("segments")))
     traces = document.get("device_traces")
     traces = [list(_dicts(trace)) for trace in traces] if isinstance(traces, list | tuple) else []
     blocks = sum(len(one["blocks"]) for one in segments if isinstance(one.get("blocks"), list | tuple))
     if blocks + sum(map(len, traces)) > MOST_ENTRIES:
-        raise LabError(phrase("too many blocks", name=name, most=MOST_ENTRIES))
+        raise phrase.refused("too many blocks", name=name, most=MOST_ENTRIES)
     used = {_natural(segment, "device") or 0 for segment in segments}
     used |= {number for number, trace in enumerate(traces) if trace}
     if not used:
-        raise _no_memory(name)
+        raise phrase.refused("no snapshot", name=name)
     frames = _Frames()
     devices = [
         _device(
@@ -290,10 +281,6 @@ def _value(data: bytes, name: str) -> Any:
         except (ValueError, RecursionError):
             raise _broken(name) from None
     return plain_value(data, name)
-
-
-def _no_memory(name: str) -> LabError:
-    return LabError(phrase("no snapshot", name=name))
 
 
 def _dicts(values: object) -> Iterator[dict[str, Any]]:
@@ -406,10 +393,7 @@ def _device(
 
 
 def _replayed(
-    blocks: dict[int, tuple[int, str]],
-    entries: Sequence[tuple[str, int, int, object]],
-    release: str,
-    frames: _Frames,
+    blocks: dict[int, tuple[int, str]], entries: Sequence[tuple[str, int, int, object]], release: str, frames: _Frames
 ) -> Iterator[tuple[int, int]]:
     """Yield by how many bytes each entry changes what is in use and what is reserved, and keep the blocks in use."""
     for action, address, size, stack in entries:

@@ -40,11 +40,7 @@ _DECODER = json.JSONDecoder()
 
 
 class TraceFile:
-    """Trace of one rank; `head` fills while its events are read.
-
-    Args:
-        path: a file that `torch.profiler` wrote.
-    """
+    """Trace of one rank; `head` fills while its events are read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -67,7 +63,7 @@ class TraceFile:
             with self.path.open("rb") as file:
                 yield from self._parsed(_Text(self, file))
         except OSError as error:
-            raise LabError(phrase("trace cannot be read", name=self.name, reason=error.strerror or error)) from None
+            raise phrase.refused("trace cannot be read", name=self.name, reason=error.strerror or error) from None
 
     def _parsed(self, text: _Text) -> Iterator[dict[str, Any]]:
         opening = text.next_mark("{[")
@@ -101,15 +97,15 @@ class TraceFile:
 
     def cut_off(self) -> LabError:
         """The refusal of a file that ends too early."""
-        return LabError(phrase("cut off", name=self.name, count=self.count))
+        return phrase.refused("cut off", name=self.name, count=self.count)
 
     def no_trace(self) -> LabError:
         """The refusal of a file that is something else."""
-        return LabError(phrase("no Chrome trace", name=self.name))
+        return phrase.refused("no Chrome trace", name=self.name)
 
     def too_much(self, read_bytes: int) -> LabError:
         """The refusal of a file that unpacks without end."""
-        return LabError(phrase("unpacks to too much", name=self.name, read_bytes=read_bytes))
+        return phrase.refused("unpacks to too much", name=self.name, read_bytes=read_bytes)
 
 
 class _Text:
@@ -123,7 +119,7 @@ class _Text:
         # wbits=31: with gzip's header and checksum.
         self.unpack = zlib.decompressobj(wbits=31) if magic[:2] == b"\x1f\x8b" else None
         if magic[:4] == b"PK\x03\x04":
-            raise LabError(phrase("zip archive", trace=trace))
+            raise phrase.refused("zip archive", trace=trace)
         self.bytes = iter(self._unpacked())
         self.characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self.buffer, self.at, self.read_bytes, self.ended = "", 0, 0, False
@@ -239,14 +235,14 @@ def trace_files(paths: Sequence[str | Path]) -> list[TraceFile]:
         if path.is_dir():
             inside = sorted(entry for entry in path.iterdir() if entry.name.endswith(ENDINGS) and entry.is_file())
             if not inside:
-                raise LabError(phrase("folder without traces", path=path))
+                raise phrase.refused("folder without traces", path=path)
             files += inside
         elif path.is_file():
             files.append(path)
         elif path.exists():  # a pipe may never end
-            raise LabError(phrase("no regular file", path=path))
+            raise phrase.refused("no regular file", path=path)
         else:
-            raise LabError(phrase("no such file", path=path))
+            raise phrase.refused("no such file", path=path)
     if len(files) > MOST_FILES:
-        raise LabError(phrase("too many traces", traces=len(files), most=MOST_FILES))
+        raise phrase.refused("too many traces", traces=len(files), most=MOST_FILES)
     return [TraceFile(path) for path in files]

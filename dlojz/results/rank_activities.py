@@ -251,16 +251,16 @@ def activities_of(trace: TraceFile, listener: Listener | None = None) -> RankAct
     for event in trace.events():
         collector.add(event)
         if collector.count > MOST_KEPT:
-            raise LabError(phrase("too many marks", trace=trace, most=MOST_KEPT))
+            raise phrase.refused("too many marks", trace=trace, most=MOST_KEPT)
     if not collector.known:
         raise _of_nothing(trace)
     if wrong := collector.wrong_time():
-        raise LabError(phrase("impossible time", trace=trace, wrong=wrong))
+        raise phrase.refused("impossible time", trace=trace, wrong=wrong)
     rank = rank_of(trace, by_any_number=listener is None)
     if rank is None and listener is not None:
         rank = -1
     if rank is None:
-        raise LabError(phrase("no rank", trace=trace))
+        raise phrase.refused("no rank", trace=trace)
     distributed_info = trace.head.get("distributedInfo")
     size = distributed_info.get("world_size") if isinstance(distributed_info, dict) else None
     base = trace.head.get("baseTimeNanoseconds")
@@ -273,10 +273,10 @@ def activities_of(trace: TraceFile, listener: Listener | None = None) -> RankAct
 
 def _of_nothing(trace: TraceFile) -> LabError:
     if not trace.count:
-        return LabError(phrase("no events", trace=trace))
+        return phrase.refused("no events", trace=trace)
     if "schemaVersion" in trace.head or "distributedInfo" in trace.head:
-        return LabError(phrase("no operators", trace=trace))
-    return LabError(phrase("trace of another tool", trace=trace))
+        return phrase.refused("no operators", trace=trace)
+    return phrase.refused("trace of another tool", trace=trace)
 
 
 Listener = Callable[[str, str, float, float, Mapping[str, Any]], None]
@@ -559,7 +559,6 @@ class AlignedRanks:
     """Ranks on one clock, which counts seconds from the first activity.
 
     Attributes:
-        ranks: in order.
         shifts_s: how far the clock of each rank was moved, its base aside.
         uncertain_s: how well that is known; infinite where no common collective or message ties the rank to others.
     """
@@ -583,12 +582,12 @@ def check_ranks(ranks: Sequence[RankActivities], names: Sequence[str]) -> None:
     by_rank: dict[int, str] = {}
     for log, name in zip(ranks, names, strict=True):
         if log.rank in by_rank:
-            raise LabError(phrase("two traces of a rank", log=log, first_name=by_rank[log.rank], name=name))
+            raise phrase.refused("two traces of a rank", log=log, first_name=by_rank[log.rank], name=name)
         by_rank[log.rank] = name
     sizes = {log.world_size: name for log, name in zip(ranks, names, strict=True) if log.world_size}
     if len(sizes) > 1:
         (size, name), (other_size, other_name) = list(sizes.items())[:2]
-        raise LabError(phrase("traces of two runs", name=name, size=size, other_name=other_name, other_size=other_size))
+        raise phrase.refused("traces of two runs", name=name, size=size, other_name=other_name, other_size=other_size)
 
 
 def matched_collectives(ranks: Sequence[RankActivities]) -> list[dict[int, Exchange]]:
@@ -663,7 +662,7 @@ def aligned(ranks: Sequence[RankActivities], messages: Iterable[TracedMessage] =
     for log, doubt in zip(shifted_ranks, unsure, strict=True):
         peers = [peer for peer in shifted_ranks if peer is not log]
         if math.isinf(doubt) and all(log.last_s < peer.first_s or peer.last_s < log.first_s for peer in peers):
-            raise LabError(phrase("not traced at the same time", log=log))
+            raise phrase.refused("not traced at the same time", log=log)
     start = min(log.first_s for log in shifted_ranks)
     return AlignedRanks(tuple(log.shifted(-start) for log in shifted_ranks), tuple(shifts), tuple(unsure))
 

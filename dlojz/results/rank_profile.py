@@ -29,7 +29,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dlojz.base.errors import LabError
 from dlojz.base.table import visible
 from dlojz.results.profiler_trace import MOST_RANKS, TraceFile, phrase
 from dlojz.results.rank_activities import (
@@ -139,7 +138,6 @@ class RankProfile:
     """What one rank does in its steps.
 
     Attributes:
-        name: of the file, safe to show.
         rank: None where the trace does not say.
         devices: names of the GPUs; empty where the trace does not say.
         step_mark: what marks the steps; empty where nothing does.
@@ -276,7 +274,7 @@ class _Events:
             counted = (moments_s >= start_s) & (moments_s <= end_s)
             end_s = max([end_s, *rows[counted, 4].tolist()]) if on_device else end_s
         if not counted.any():
-            raise LabError(phrase("nothing within the steps", trace=trace, steps=len(steps)))
+            raise phrase.refused("nothing within the steps", trace=trace, steps=len(steps))
         info = trace.head.get("distributedInfo")
         size = info.get("world_size") if isinstance(info, dict) else None
         properties = trace.head.get("deviceProperties")
@@ -430,18 +428,14 @@ def compared(before: RankProfile, after: RankProfile) -> ProfileComparison:
     """
     for first, second in ((before, after), (after, before)):
         if first.log.on_device and not second.log.on_device:
-            raise LabError(phrase("device beside CPU", first=first, second=second))
+            raise phrase.refused("device beside CPU", first=first, second=second)
         if first.step_mark and not second.step_mark:
-            raise LabError(phrase("steps of one alone", first=first, steps=len(first.steps_s), second=second))
+            raise phrase.refused("steps of one alone", first=first, steps=len(first.steps_s), second=second)
 
     def change(name: str, first: Sequence[float], second: Sequence[float]) -> Change:
         (before_s, before_calls), (after_s, after_calls) = first, second
         return Change(
-            name,
-            before_s / before.steps,
-            after_s / after.steps,
-            before_calls / before.steps,
-            after_calls / after.steps,
+            name, before_s / before.steps, after_s / after.steps, before_calls / before.steps, after_calls / after.steps
         )
 
     def changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Change]:

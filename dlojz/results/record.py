@@ -30,10 +30,12 @@ from dlojz.base.contract import Contract, parse_json
 from dlojz.base.errors import LabError
 from dlojz.base.fault_injection import faultpoint
 from dlojz.base.files import write_atomic
-from dlojz.base.language import format_bytes, refusal, say
+from dlojz.base.language import Sentences, format_bytes, say
 from dlojz.base.machine import cores_available, rank_limit
 from dlojz.config.run_config import ReadContract, RunConfig
 from dlojz.results.footprint import Category, Footprint
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 Status = Literal["completed", "oom", "timeout", "cancelled", "failed", "diverged"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -215,10 +217,7 @@ def read_record(path: Path) -> RunRecord:
     try:
         size = path.stat().st_size
         if size > MAX_RECORD_BYTES:
-            beyond = say(
-                en=f"it has {size} bytes, beyond the {MAX_RECORD_BYTES} that a record may have",
-                fr=f"il fait {size} octets, au-delà des {MAX_RECORD_BYTES} qu’un bilan peut avoir",
-            )
+            beyond = phrase("record too large", size=size, max_record_bytes=MAX_RECORD_BYTES)
             raise DamagedRecordError(path, beyond)
         content = parse_json(path.read_bytes())
     except OSError as error:
@@ -232,11 +231,7 @@ def read_record(path: Path) -> RunRecord:
         raise DamagedRecordError(path, say(en="it holds no JSON object", fr="il ne contient pas d’objet JSON"))
     version = content.get("schema_version")
     if isinstance(version, int) and version > 1:
-        raise refusal(
-            en=f"the record {path} has schema version {version}, newer than this dlojz knows: update dlojz.",
-            fr=f"le bilan {path} est d’une version {version} du schéma, plus récente que ce dlojz n’en connaît : "
-            "mettez dlojz à jour.",
-        )
+        raise phrase.refused("newer record", path=path, version=version)
     # The checksum covers everything but itself.
     stored = content.pop("sha256", None)
     if stored != _checksum(content):
@@ -383,14 +378,7 @@ class MemoryGrowth(NamedTuple):
     def text(self) -> str:
         """Name the growth, and what usually causes it."""
         growth, before, after = map(format_bytes, (self.bytes_per_step, self.first_bytes, self.last_bytes))
-        return say(
-            en=f"memory grew by {growth} per step, from {before} after step {self.first_step} to {after} after step "
-            f"{self.last_step}: the script keeps something of every step (a loss with its graph, where `loss.item()` "
-            "was meant; outputs in a list), or its batches grow.",
-            fr=f"la mémoire a augmenté de {growth} par pas, de {before} après le pas {self.first_step} à {after} après "
-            f"le pas {self.last_step} : le script garde quelque chose de chaque pas (une perte avec son graphe, au "
-            "lieu de `loss.item()` ; des sorties dans une liste), ou ses batches grandissent.",
-        )
+        return phrase("memory grew", growth=growth, before=before, after=after, series=self)
 
 
 def memory_growth(held_bytes: Sequence[int]) -> MemoryGrowth | None:

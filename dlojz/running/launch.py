@@ -32,7 +32,7 @@ import psutil
 from dlojz.base.errors import LabError
 from dlojz.base.extension_locks import stale_locks, told
 from dlojz.base.files import CHECKOUT, write_atomic
-from dlojz.base.language import one_of, refusal
+from dlojz.base.language import one_of
 from dlojz.base.machine import cores_available
 from dlojz.config.run_config import RunConfig
 from dlojz.data import check_available
@@ -180,10 +180,7 @@ def replayed_run(config: RunConfig, root: str | os.PathLike[str] | None = None) 
         try:
             write_record(folder / RECORD, _marked(record, folder.name))
         except OSError as error:
-            raise refusal(
-                en=f"the record cannot be replayed into {folder}: {error.strerror}.",
-                fr=f"le bilan ne peut pas être rejoué dans {folder} : {error.strerror}.",
-            ) from None
+            raise phrase.refused("record not replayed", folder=folder, error=error) from None
     return Run(folder)
 
 
@@ -481,12 +478,7 @@ def _script_fields(fields: dict[str, Any]) -> dict[str, Any]:
     legal = ("device", "first_step_s")
     for name in fields:
         if name not in (*legal, "observation"):
-            raise refusal(
-                en=f"{name} says nothing to a script, which sets its training up by itself: give it as one of the "
-                f"script's own args, or leave it out. Legal fields: {', '.join(legal)}.",
-                fr=f"{name} ne dit rien à un script, qui règle lui-même son entraînement : donnez-le dans les args du "
-                f"script, ou retirez-le. Champs permis : {', '.join(legal)}.",
-            )
+            raise phrase.refused("field says nothing to a script", name=name, legal=", ".join(legal))
     return fields
 
 
@@ -494,20 +486,12 @@ def _check_processes(processes: int) -> None:
     """Refuse more processes than this machine bears: a typing error must not start a thousand."""
     limit = MAX_RANKS_PER_CORE * cores_available()
     if processes > limit:
-        raise refusal(
-            en=f"{processes} processes were asked for, but this machine's {cores_available()} cores carry {limit} "
-            "at most: use smaller degrees here, or dlojz.predict, which starts none.",
-            fr=f"{processes} processus ont été demandés, mais les {cores_available()} cœurs de cette machine en "
-            f"portent {limit} au plus : prenez des degrés plus petits, ou dlojz.predict, qui n'en lance aucun.",
-        )
+        raise phrase.refused("too many processes", processes=processes, cores=cores_available(), limit=limit)
 
 
 def _backend(on: str | None, config: RunConfig) -> str:
     if config.script and on not in (None, "local", "slurm"):
-        raise refusal(
-            en=f"on={on!r} was received with a script, which runs with on='local' or on='slurm'.",
-            fr=f"on={on!r} a été reçu avec un script, qui s’exécute avec on='local' ou on='slurm'.",
-        )
+        raise phrase.refused("no backend of a script", on=on)
     if on is None:
         return "slurm" if config.device == "cuda" and not config.script and slurm_job.available() else "local"
     if on not in BACKENDS:

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from dlojz.base.display_hook import wanted
 from dlojz.base.errors import LabError
-from dlojz.base.language import refusal, say
+from dlojz.base.language import Sentences
 from dlojz.base.machine import cores_available, machine_limit, processor_name
 from dlojz.config.run_compatibility import or_none, stage_refusal
 from dlojz.config.run_config import RunConfig
@@ -45,6 +45,8 @@ from dlojz.processes.forks import first_failure, spmd
 from dlojz.results.record import RunRecord
 from dlojz.running.launch import run
 
+phrase = Sentences(Path(__file__).parent / "data" / "runs.md")
+
 OnRun = Callable[[str, int], object]
 """Called with the name of the library and the number of the round before each run."""
 
@@ -53,7 +55,6 @@ def configurations(names: Sequence[str] | None = None, **fields: Any) -> tuple[d
     """Make each library's configuration, and list why the others cannot run.
 
     Args:
-        names: libraries of the catalogue; by default all.
         **fields: of `RunConfig` and `Layout`, given flat, but for the library.
 
     Raises:
@@ -91,10 +92,8 @@ def run_libraries(
     """Run the same training with every library that is installed and has such a layout; return them side by side.
 
     Args:
-        names: libraries of the catalogue; by default all.
         rounds: at least 1; the ratios of step times are taken within a round.
         again: make new runs in the first round too; the later rounds are new in any case.
-        on_run: called before each run.
         **fields: of `RunConfig` and `Layout`, given flat, but for the library.
 
     Raises:
@@ -104,10 +103,7 @@ def run_libraries(
         `run_libraries(model="gpt_tiny", dp=2, steps=20)`
     """
     if rounds < 1:
-        raise refusal(
-            en=f"rounds={rounds} was received, but at least 1 is needed.",
-            fr=f"rounds={rounds} a été reçu, mais il en faut au moins 1.",
-        )
+        raise phrase.refused("no round", rounds=rounds)
     configs, refused = configurations(names, **fields)
     records: dict[str, list[RunRecord | None]] = {name: [] for name in configs}
     for number, name in itertools.product(range(rounds), configs):
@@ -146,10 +142,7 @@ def measure_machine(
 
     on_gpu = torch.cuda.is_available() if device == "auto" else device == "cuda"
     if on_gpu and not torch.cuda.is_available():
-        raise refusal(
-            en="device='cuda' was received, but torch finds no GPU here: use device='cpu'.",
-            fr="device='cuda' a été reçu, mais torch ne trouve pas de GPU ici : prenez device='cpu'.",
-        )
+        raise phrase.refused("no GPU to measure")
     load = os.getloadavg()[0]
     rank_counts = [rank_count for rank_count in ranks if not on_gpu or rank_count <= torch.cuda.device_count()]
     pace = QUICK if quick else FULL
@@ -196,10 +189,7 @@ def _on_cores(number: int, pace: dict[str, Any], watch: Watch | None) -> Any:
         if failed is None:
             return answers[0].value
         rank, reason = failed
-    raise refusal(
-        en=f"rank {rank} of {number} could not measure: {reason} (`dlojz doctor` examines this machine).",
-        fr=f"le rang {rank} sur {number} n’a pas pu mesurer : {reason} (`dlojz doctor` examine cette machine).",
-    )
+    raise phrase.refused("rank could not measure", rank=rank, number=number, reason=reason)
 
 
 def _on_gpus(number: int, pace: dict[str, Any]) -> Any:
@@ -260,32 +250,18 @@ def calibrated(
         # A calibration of a GPU says nothing of the cores on which these ranks will run.
         if not fresh and calibration.gpu == "cpu" and {*ranks} <= {setup.ranks for setup in calibration.setups}:
             if wanted(None):
-                print(_reused(calibration), file=sys.stderr)
+                words = calibration.words(calibration.setups[-1].ranks)
+                print(phrase("calibration reused", words=words), file=sys.stderr)
             return calibration
     except LabError:  # there is none, or an old or damaged one
         pass
     sizes = sorted({1, *ranks})
     if wanted(None):
         processes = "process" if sizes == [1] else "processes"
-        print(
-            say(
-                en=f"Measuring this machine with {', '.join(map(str, sizes))} {processes}: 5 to 30 seconds each…",
-                fr=f"Mesure de cette machine avec {', '.join(map(str, sizes))} processus : de 5 à 30 secondes chacune…",
-            ),
-            file=sys.stderr,
-        )
+        print(phrase("measuring", sizes=", ".join(map(str, sizes)), processes=processes), file=sys.stderr)
     calibration = measure_machine(sizes, quick=quick, device="cpu")
     write_measured(path, calibration)
     return calibration
-
-
-def _reused(prior: Measured) -> str:
-    """Say how old the measurements are, how noisy, how busy the machine then was, and how to measure again."""
-    words = prior.words(prior.setups[-1].ranks)
-    return say(
-        en=f"This machine, {words}; calibrated(…, fresh=True) or `dlojz calibrate` measures it again.",
-        fr=f"Cette machine, {words} ; calibrated(…, fresh=True) ou `dlojz calibrate` la mesure de nouveau.",
-    )
 
 
 def measure_rounds(configs: Sequence[RunConfig], rounds: int = 8) -> list[tuple[float, ...]]:
@@ -304,19 +280,17 @@ def measure_rounds(configs: Sequence[RunConfig], rounds: int = 8) -> list[tuple[
     """
     sizes = {config.layout.world_size for config in configs}
     if len(sizes) != 1 or not 1 <= rounds <= MOST_ROUNDS:
-        raise refusal(
-            en=f"layouts are compared on one number of ranks and in 1 to {MOST_ROUNDS} rounds, but {len(configs)} "
-            f"layout(s) on {sorted(sizes)} ranks in {rounds} rounds were received.",
-            fr=f"des configurations se comparent sur un même nombre de rangs et en 1 à {MOST_ROUNDS} tours, mais "
-            f"{len(configs)} configuration(s) sur {sorted(sizes)} rangs en {rounds} tours ont été reçues.",
+        raise phrase.refused(
+            "other numbers of ranks or rounds",
+            most_rounds=MOST_ROUNDS,
+            configs=len(configs),
+            sizes=sorted(sizes),
+            rounds=rounds,
         )
     answers = spmd(_turns(configs, rounds), sizes.pop(), wall_s=CHOOSING_WALL_S, limit_s=CHOOSING_LIMIT_S)
     failed = first_failure(answers)
     if failed is not None:
-        raise refusal(
-            en=f"rank {failed[0]} could not run the layouts: {failed[1]}.",
-            fr=f"le rang {failed[0]} n’a pas pu exécuter les configurations : {failed[1]}.",
-        )
+        raise phrase.refused("layouts not run", failed_rank=failed[0], reason=failed[1])
     return [tuple(times_s) for times_s in answers[0].value]
 
 
@@ -396,11 +370,7 @@ def measured_gpu(measured: Measured) -> Device:
             kernels.setdefault((timing.label, timing.precision), {})[timing.size] = timing.seconds
     products = {precision: rates for precision in PRECISIONS if (rates := _product_rates(kernels, precision))}
     if "bf16" not in products or "fp32" not in products:
-        raise refusal(
-            en=f"the calibration is of {measured.processor}, no GPU: run `dlojz calibrate --device cuda` on one.",
-            fr=f"le calibrage est celui de {measured.processor}, pas d’un GPU : lancez `dlojz calibrate --device cuda` "
-            "sur un GPU.",
-        )
+        raise phrase.refused("calibration of no GPU", measured=measured)
 
     clock = _sustained_share(timings, products["bf16"])
     products = {key: {size: clock * rate for size, rate in rates.items()} for key, rates in products.items()}

@@ -23,7 +23,7 @@ import psutil
 
 from dlojz.base.display_hook import wanted
 from dlojz.base.errors import LabError
-from dlojz.base.language import decimal, format_seconds, refusal, say
+from dlojz.base.language import decimal, format_seconds, say
 from dlojz.base.table import Table, Tabular, facts
 from dlojz.display.tables import status_label
 from dlojz.models.foreign.elsewhere import executing_no_file
@@ -92,7 +92,6 @@ class Run(RunFolder, Tabular):
         """Draw a pipeline's measured step under its simulation; `dlojz.compare.overlay_of` gives the figures.
 
         Args:
-            path: picture to write, if any.
             step: one of the steps kept; by default the one of median length.
 
         Raises:
@@ -199,10 +198,7 @@ class Run(RunFolder, Tabular):
             print(error, file=sys.stderr)
             return
         steps = self.num_steps
-        print(
-            phrase("cancelled and kept", run_id=self.run_id, state=self.state, steps=steps),
-            file=sys.stderr,
-        )
+        print(phrase("cancelled and kept", run_id=self.run_id, state=self.state, steps=steps), file=sys.stderr)
 
     def cancel(self) -> str:
         """Ask the launcher, or the scheduler, to stop the run; a run that has ended stays as it is.
@@ -274,12 +270,7 @@ class Run(RunFolder, Tabular):
             LabError: if no lab is open, none of its exercises has been checked yet, or there is none of this name.
         """
         if not _ANSWERS:
-            raise refusal(
-                en="no lab is open here, so that there is no code of yours to show: open one with "
-                'labs.start("01"), or write `dlojz diff NOTEBOOK EXERCISE` in a terminal.',
-                fr="aucun TP n’est ouvert ici, il n’y a donc pas de code à montrer : ouvrez-en un avec "
-                'labs.start("01"), ou écrivez `dlojz diff NOTEBOOK EXERCICE` dans un terminal.',
-            )
+            raise phrase.refused("no lab open")
         return _ANSWERS[0](self, exercise)
 
     def table(self) -> Table:
@@ -354,22 +345,13 @@ def find(run_id: str, root: str | os.PathLike[str] | None = None) -> Run:
         return Run(run_folder(base, matching[0]))
     if matching:
         examples = ", ".join(matching[:5])
-        raise refusal(
-            en=f"{run_id!r} begins the names of {len(matching)} runs: {examples}; give more of it.",
-            fr=f"{len(matching)} exécutions ont un nom qui commence par {run_id!r} : {examples} ; donnez-en davantage.",
-        )
+        raise phrase.refused("several runs of that name", run_id=run_id, matching=len(matching), examples=examples)
     # Without any that is near, the newest.
     close = difflib.get_close_matches(run_id, names, n=3, cutoff=0.3) or names[:3]
     nearest = ", ".join(close)
     if close:
-        raise refusal(
-            en=f"no run is named {run_id[:100]!r}: the nearest are {nearest}.",
-            fr=f"aucune exécution ne s’appelle {run_id[:100]!r} : les plus proches sont {nearest}.",
-        )
-    raise refusal(
-        en=f"no run is named {run_id[:100]!r}: there is no run in {base} yet.",
-        fr=f"aucune exécution ne s’appelle {run_id[:100]!r} : il n’y a encore aucune exécution dans {base}.",
-    )
+        raise phrase.refused("no run of that name", run_id=run_id[:100], nearest=nearest)
+    raise phrase.refused("no run yet", run_id=run_id[:100], base=base)
 
 
 _LAUNCHER_LOG = re.compile(r"/([^/]+)/logs/launcher\.log(?: \(deleted\))?$")

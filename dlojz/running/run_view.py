@@ -189,7 +189,6 @@ class RunView:
     """State of a run at one moment, as it is shown.
 
     Args:
-        run_id, title: of the run.
         state: queued, running, or how it ended.
         reason: why it ended so, in a sentence; empty otherwise.
         waiting: why it waits, in words; empty otherwise.

@@ -28,7 +28,7 @@ from typing import Any, Literal, TypeVar
 
 from dlojz.base.contract import Contract
 from dlojz.base.errors import LabError
-from dlojz.base.language import refusal, say
+from dlojz.base.language import Sentences, say
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig
 from dlojz.models.foreign.elsewhere import executing_no_file
@@ -52,6 +52,8 @@ from dlojz.results.record import (
 from dlojz.running.ending import EndEvidence, Ending, JobEnd, classify, end_of
 from dlojz.running.folder import MAX_FILE_BYTES, Job, Owner, read_job, read_owner, read_regular, read_tail, visible
 from dlojz.running.slurm.slurm_queue import JobView, view_of
+
+phrase = Sentences(Path(__file__).parent / "data" / "runs.md")
 
 Event = Mapping[str, Any]
 
@@ -188,7 +190,6 @@ def assemble(
     """Assemble a run's record: losses, the last footprint of each rank, timeline, environment and end.
 
     Args:
-        events: by rank, in the order written.
         elapsed_s: seconds of all attempts, each from its start to its end; None where that is not known.
         ended_s: Unix time of the end; None where that is not known.
     """
@@ -361,15 +362,9 @@ def read_config(folder: Path) -> RunConfig:
         with executing_no_file():
             return RunConfig.from_json(read_regular(folder / CONFIG, MAX_FILE_BYTES))
     except OSError as error:
-        raise refusal(
-            en=f"the run {folder.name} has no readable {CONFIG}: {error.strerror}.",
-            fr=f"le fichier {CONFIG} de l’exécution {folder.name} est illisible : {error.strerror}.",
-        ) from None
+        raise phrase.refused("configuration not readable", folder=folder, config=CONFIG, error=error) from None
     except LabError as error:
-        raise refusal(
-            en=f"the {CONFIG} of run {folder.name} is damaged: {error}",
-            fr=f"le fichier {CONFIG} de l’exécution {folder.name} est abîmé : {error}",
-        ) from None
+        raise phrase.refused("configuration damaged", config=CONFIG, folder=folder, error=error) from None
 
 
 def read_all_events(folder: Path) -> Events:
@@ -570,11 +565,7 @@ def rebuild(folder: Path, damage: str = "", job: JobEnd | None = None) -> RunRec
         else classify(evidence_of(events, folder, config, launcher="vanished", job=job, stopped_by=stop_cause))
     )
     if damage:
-        note = say(
-            en=f"its record was damaged ({damage}), has been set aside in quarantine/ and is rebuilt from the events",
-            fr=f"son bilan était abîmé ({damage}) : il a été mis de côté dans quarantine/ et reconstruit à partir des "
-            "événements",
-        )
+        note = phrase("record rebuilt", damage=damage)
         ending = Ending(ending.status, f"{ending.reason.rstrip('.')}; {note}." if ending.reason else f"{note}.")
     elapsed_s, ended_s = _told_length(events, launcher_events if end_of(launcher_events) else ())
     return assemble(folder.name, config, events, ending, elapsed_s, ended_s)

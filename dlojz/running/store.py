@@ -29,7 +29,7 @@ from filelock import FileLock, Timeout
 from dlojz.base.errors import LabError
 from dlojz.base.fault_injection import faultpoint
 from dlojz.base.files import write_atomic
-from dlojz.base.language import refusal
+from dlojz.base.language import Sentences
 from dlojz.config.run_config import RunConfig
 from dlojz.running.ending import Ending
 from dlojz.running.folder import DEFAULT_WORKER, Job, Owner, read_job, read_owner, this_process
@@ -50,6 +50,8 @@ from dlojz.running.state import (
 
 if TYPE_CHECKING:
     from dlojz.train.checkpoint_files import CheckpointPolicy
+
+phrase = Sentences(Path(__file__).parent / "data" / "runs.md")
 
 REUSED = frozenset({"queued", "running", "completed", "diverged", "oom"})
 REOPENED = frozenset({"timeout", "failed", "cancelled"})
@@ -90,12 +92,7 @@ def _readable(root: Path) -> Path:
     """
     name = str(root)
     if any(unicodedata.category(sign) in ("Cc", "Cs") for sign in name):
-        raise refusal(
-            en=f"the folder of the runs, {name!a}, has a byte in its name that is no UTF-8, or a control "
-            "character: set root= or $DLOJZ_RUNS to another one.",
-            fr=f"le dossier des exécutions, {name!a}, a dans son nom un octet qui n’est pas de l’UTF-8, ou un "
-            "caractère de contrôle : indiquez-en un autre par root= ou $DLOJZ_RUNS.",
-        )
+        raise phrase.refused("folder without a readable name", name=name)
     return root
 
 
@@ -106,18 +103,10 @@ def run_folder(root: Path, run_id: str) -> Path:
         LabError: if the name is illegal, or the folder is a symbolic link or outside the root.
     """
     if not _SAFE_NAME.fullmatch(run_id):
-        raise refusal(
-            en=f"{run_id[:100]!r} is no name of a run: it is made of letters, digits, '-', '_' and '.'.",
-            fr=f"{run_id[:100]!r} n’est pas un nom d’exécution : il se compose de lettres, de chiffres et des "
-            "signes '-', '_' et '.'.",
-        )
+        raise phrase.refused("no name of a run", run_id=run_id[:100])
     folder = root / run_id
     if folder.is_symlink() or not folder.resolve().is_relative_to(root.resolve()):
-        raise refusal(
-            en=f"the run {run_id} is a symbolic link, which is not followed: move the folder itself to {root}.",
-            fr=f"l’exécution {run_id} est un lien symbolique, qui n’est pas suivi : déplacez le dossier lui-même "
-            f"dans {root}.",
-        )
+        raise phrase.refused("symbolic link", run_id=run_id, root=root)
     return folder
 
 
@@ -132,10 +121,7 @@ def run_ids(root: Path, containing: str = "") -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise refusal(
-            en=f"the runs in {root} cannot be read: {error.strerror}.",
-            fr=f"les exécutions de {root} ne peuvent pas être lues : {error.strerror}.",
-        ) from None
+        raise phrase.refused("runs cannot be read", root=root, error=error) from None
     # Newest first: by the second in the name; within a second, by when config.json was written.
     return sorted(names, key=lambda name: (name[:15], _born_ns(root / name), name), reverse=True)
 
@@ -200,19 +186,10 @@ def claim(
                 return cut_off, True
             return _create(config, root, owner, policy), True
     except Timeout:
-        raise refusal(
-            en=f"another process has held the lock on this configuration in {root} for {_LOCK_S} s: wait for "
-            "it, or use again=True for a run of your own.",
-            fr=f"un autre processus tient depuis {_LOCK_S} s le verrou de cette configuration dans {root} : "
-            "attendez-le, ou prenez again=True pour une exécution à vous.",
-        ) from None
+        raise phrase.refused("lock held", root=root, lock_s=_LOCK_S) from None
     except OSError as error:
         problem = error.strerror or error
-        raise refusal(
-            en=f"runs cannot be written in {root}: {problem}. Set root= or $DLOJZ_RUNS to a folder that you can write.",
-            fr=f"les exécutions ne peuvent pas être écrites dans {root} : {problem}. Indiquez par root= ou "
-            "$DLOJZ_RUNS un dossier où vous pouvez écrire.",
-        ) from None
+        raise phrase.refused("runs cannot be written", root=root, problem=problem) from None
 
 
 def runs_of(config: RunConfig, root: Path, worker_module: str) -> Iterator[tuple[Path, State]]:

@@ -109,7 +109,7 @@ def prepare(
     environment["OMP_NUM_THREADS"] = str(
         min(share, int(threads_setting)) if threads_setting.isdecimal() and int(threads_setting) else 1
     )
-    # Entries of torch's flight recorder, which `flight_recorder.last_calls` reads; without it the recorder may be off.
+    # Entries of torch's flight recorder, which `hang_diagnosis.last_calls` reads; without it the recorder may be off.
     environment["TORCH_FR_BUFFER_SIZE"] = "20000"
     environment["PYTHONUNBUFFERED"] = "1"
     # A crash in compiled code then prints the Python stack.
@@ -124,7 +124,6 @@ def on_cpu(device: Literal["auto", "cpu", "cuda"], devices: Path = Path("/dev"))
     """Return whether the ranks surely compute on CPUs, without torch, which might start a driver.
 
     Args:
-        device: as the configuration asks.
         devices: folder of the system's device files.
     """
     if device == "auto":
@@ -137,7 +136,6 @@ def run_ranks(folder: Path, config: RunConfig, worker_module: str, stop: Callabl
 
     Args:
         worker_module: module that every rank runs.
-        stop: polled; whether the run is to end.
 
     Raises:
         OSError: if a process cannot be started; those before it are left to the caller.
@@ -276,14 +274,7 @@ def _become_launcher(folder: Path, script: Script, environment: Mapping[str, str
         os._exit(1)
 
 
-def _become(
-    folder: Path,
-    worker_module: str,
-    rank: int,
-    processes: int,
-    forked: bool,
-    python: str,
-) -> NoReturn:
+def _become(folder: Path, worker_module: str, rank: int, processes: int, forked: bool, python: str) -> NoReturn:
     """Become the rank, in the child."""
     try:
         os.environ.update(
@@ -320,7 +311,6 @@ def watch(
 
     Args:
         pids: process number of each rank, children of this process.
-        stop: polled; whether the run is to end.
         on_halt: called with a rank and `stopped` or `continued`, by SIGSTOP and SIGCONT.
         asks_first: on request, SIGINT comes first, to the whole process group of each rank as from a terminal, and
             SIGTERM after `INTERRUPT_GRACE_S` seconds: a script may save what it has.

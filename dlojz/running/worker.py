@@ -3,7 +3,7 @@
     python -m dlojz.running.worker RUN_FOLDER
 
 Whatever happens, what was measured is already in the rank's event file, and the last event says how the rank ended. Of
-a run that hung, the collectives that each rank called last tell who did not come (`dlojz.processes.flight_recorder`).
+a run that hung, the collectives that each rank called last tell who did not come (`dlojz.processes.hang_diagnosis`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,9 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from dlojz.base.machine import (
-    PARENT_VARIABLE,
-    StopRequest,
-    die_with_parent,
-    is_out_of_memory,
-)
+from dlojz.base.machine import PARENT_VARIABLE, StopRequest, die_with_parent, is_out_of_memory
 from dlojz.config.run_config import RunConfig, Script
-from dlojz.processes.flight_recorder import StallWatch, last_calls
+from dlojz.processes.hang_diagnosis import StallWatch, last_calls
 from dlojz.processes.script_environment import OF_RANKS, ProcessIdentity
 from dlojz.results.record import EventLog, Status, start_of
 

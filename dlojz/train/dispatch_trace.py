@@ -161,9 +161,7 @@ def origin_of_call(frame: FrameType | None, *, functional: bool, phase: str) -> 
     """Find out who calls a collective, from the innermost frame outwards; None for what DDP sends once, not per step.
 
     Args:
-        frame: innermost one of the call.
         functional: whether it is a functional collective, which DDP's reducer never calls.
-        phase: of the step.
 
     Source: torch 2.13, `nn/parallel/distributed.py` (`_pre_forward` rebuilds the buckets, once, and tells all ranks
     their order), `csrc/distributed/c10d/reducer.cpp` (called by autograd's engine, without a frame).
@@ -377,13 +375,7 @@ class StorageTrace(StorageTracker):
             self.communicated |= numbers
 
     def see_elsewhere(self, method: str, group: Any, args: Any) -> None:
-        """Record a collective that another thread calls, which no dispatch mode sees: a callback of a hook of DDP's.
-
-        Args:
-            method: of the process group.
-            group: that process group.
-            args: of the method.
-        """
+        """Record a collective that another thread calls, which no dispatch mode sees: a callback of a hook of DDP's."""
         if method in _COLLECTIVES or f"{method}_" in _COLLECTIVES:
             collective, position = _COLLECTIVES.get(f"{method}_") or _COLLECTIVES[method]
             message_bytes = 0 if collective == "barrier" else bytes_of(tree_leaves(args[position]))

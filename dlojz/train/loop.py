@@ -63,7 +63,6 @@ def offset_to_first(group: dist.ProcessGroup | None, clock: Callable[[], float] 
 
     Args:
         group: all ranks, of a backend that communicates from the CPU; None with one process.
-        clock: this rank's clock.
     """
     if group is None or group.size() == 1:
         return ClockOffset(0.0, 0.0)
@@ -371,13 +370,7 @@ def agree(loss: Tensor, stop: bool, control: dist.ProcessGroup | None) -> tuple[
 
 
 def train(
-    config: RunConfig,
-    folder: Path,
-    events: EventLog,
-    *,
-    rank: int,
-    local_rank: int,
-    stop: StopRequest | None = None,
+    config: RunConfig, folder: Path, events: EventLog, *, rank: int, local_rank: int, stop: StopRequest | None = None
 ) -> tuple[Status, str]:
     """Train on this rank and write events; returns how it ended and why.
 

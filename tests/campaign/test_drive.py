@@ -10,8 +10,7 @@ import dlojz.running.launch
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.campaign.campaign import Campaign, CampaignPlan, expand
-from dlojz.campaign.drive import drive, unfit_backend
-from dlojz.campaign.results import Outlook, account_of, outlook
+from dlojz.campaign.results import Outlook, account_of, drive, outlook, unfit_backend
 from dlojz.config.run_config import RunConfig
 from dlojz.running.run import Run
 

@@ -9,8 +9,7 @@ import pytest
 from dlojz.base.language import use_language
 from dlojz.cli.main import DONE, REFUSED, main
 from dlojz.config.run_config import RunConfig
-from dlojz.pipeline.block_weights import block_weights
-from dlojz.pipeline.partition import PEERS, exact, total_time
+from dlojz.pipeline.partition import PEERS, block_weights, exact, total_time
 from dlojz.prediction.shapes import model_shapes, num_blocks
 from tests.models import own_models
 

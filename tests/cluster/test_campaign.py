@@ -53,7 +53,7 @@ class Impatient:
 @pytest.fixture
 def somebody(monkeypatch: pytest.MonkeyPatch) -> Impatient:
     clock = Impatient()
-    monkeypatch.setattr("dlojz.campaign.drive.time", clock)
+    monkeypatch.setattr("dlojz.campaign.results.time", clock)
     return clock
 
 

@@ -22,9 +22,8 @@ from dlojz.cost_model.calibration import (
     profile,
     typical,
 )
-from dlojz.cost_model.fit import FITTED_TABLES, fitted_half, is_fitted, predicted_s, usable
 from dlojz.cost_model.measured_machine import Measured, from_measurements
-from dlojz.cost_model.validation import LEFT_OUT, validate
+from dlojz.cost_model.validation import FITTED_TABLES, LEFT_OUT, fitted_half, is_fitted, predicted_s, usable, validate
 from dlojz.cost_model.workload import product_s
 from dlojz.hardware import gpu
 from dlojz.hardware.clusters import FOLDER as FOLDER_OF_CLUSTERS

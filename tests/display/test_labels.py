@@ -11,8 +11,7 @@ from dlojz.display import style
 from dlojz.display.figures.communication_figures import STYLES
 from dlojz.display.style import PHASE_STYLES, SCHEDULE_STYLES, category_label, phase_label
 from dlojz.display.tables import status_label
-from dlojz.pipeline.block_weights import MEASURES
-from dlojz.pipeline.partition import PEERS
+from dlojz.pipeline.partition import MEASURES, PEERS
 from dlojz.results.footprint import CATEGORIES, NO_GRAD
 from dlojz.results.rank_profile import KINDS, OTHER_KIND
 from dlojz.results.record import STATUSES

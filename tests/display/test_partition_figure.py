@@ -5,8 +5,7 @@ import pytest
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.display.figures.partition_figures import partition_figure
-from dlojz.pipeline.block_weights import BlockWeights
-from dlojz.pipeline.partition import PEERS, exact
+from dlojz.pipeline.partition import PEERS, BlockWeights, exact
 
 KINDS = ("Stem", *["Block"] * 9, "Head")
 PARAMETERS = (4_000, 20_000, 2_000, 13_000, 4_000, 1_000, 3_000, 1_000, 4_000, 6_000, 4_000)

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dlojz.by_hand.tensor.operators import add_up, copy
+from dlojz.by_hand.tensor.axis import add_up, copy
 from dlojz.config.run_config import RunConfig
 from dlojz.labs.lab04_zero.exercises_cost import bucket_elements
 from dlojz.labs.lab07_hybrid.exercises_step import Part
@@ -70,7 +70,7 @@ def one_f_one_b(rank: int, ranks: int, micro_batches: int) -> list[str]:
 def under_cap(ranks: int, micro_batches: int, limit: int) -> Schedule:
     """The shortest schedule that keeps within a limit: backwards first, and forwards only as long as there is room.
 
-    For F = 1, B = 2, p ≤ 4 and m ≤ 8 this is the proven optimum (`dlojz.pipeline.optimum.shortest_schedule`).
+    For F = 1, B = 2, p ≤ 4 and m ≤ 8 this is the proven optimum (`dlojz.pipeline.shortest_schedule`).
     """
     return list_schedule(ranks, micro_batches, priority="backward-first", cap=limit)
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import dlojz
-from dlojz.by_hand.tensor.operators import add_up, copy
+from dlojz.by_hand.tensor.axis import add_up, copy
 from tests.labs.bank import Answer
 
 

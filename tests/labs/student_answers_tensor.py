@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-from dlojz.by_hand.tensor.axis import TensorAxis
-from dlojz.by_hand.tensor.operators import add_up, copy, gather_tokens, scatter_tokens
+from dlojz.by_hand.tensor.axis import TensorAxis, add_up, copy, gather_tokens, scatter_tokens
 from tests.labs.bank import Answer
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from dlojz.by_hand.tensor.operators import add_up
+from dlojz.by_hand.tensor.axis import add_up
 from dlojz.labs.kit.exercise import judge
 from dlojz.labs.lab09_optimizers.exercises_compression import compress, read, write
 from tests.labs.bank import exercises_of_all_labs, first_of_each

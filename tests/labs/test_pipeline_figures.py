@@ -18,10 +18,10 @@ from dlojz.labs.lab05_pipeline import figures as measures
 from dlojz.labs.lab05_pipeline.exercises_orders import kept, pipeline_step
 from dlojz.labs.lab05_pipeline.exercises_runs import first_fit, stale_sgd
 from dlojz.pipeline.exchange_formats import from_csv
-from dlojz.pipeline.optimum.shortest_schedule import optimum
-from dlojz.pipeline.orders.stale_weights import threshold
+from dlojz.pipeline.orders.asynchronous import threshold
 from dlojz.pipeline.schedule import Costs
 from dlojz.pipeline.schedule_catalogue import build
+from dlojz.pipeline.shortest_schedule import optimum
 from dlojz.pipeline.simulator import simulate
 from dlojz.results.record import Span
 from tests.display.legible import DRAWN_IN

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dlojz.base.language import use_language
-from dlojz.by_hand.tensor.operators import add_up, copy, gather_tokens, scatter_tokens
+from dlojz.by_hand.tensor.axis import add_up, copy, gather_tokens, scatter_tokens
 from dlojz.labs.kit.exercise import judge
 from tests.labs.bank import exercises_of_all_labs, first_of_each
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dlojz.by_hand.tensor.operators import add_up, copy
+from dlojz.by_hand.tensor.axis import add_up, copy
 from dlojz.config.layout import AXES, Layout, RankGrid
 from dlojz.config.run_config import RunConfig
 from dlojz.labs import lab07_hybrid as lab

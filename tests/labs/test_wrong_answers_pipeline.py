@@ -19,12 +19,12 @@ from dlojz.labs import lab05_pipeline as lab
 from dlojz.labs.kit.exercise import Challenge, judge
 from dlojz.labs.lab05_pipeline.exercises_orders import BEST, CASES, DEADLOCK_KEPT, FRUGAL, LIMIT, kept, pipeline_step
 from dlojz.labs.lab05_pipeline.exercises_runs import first_fit, largest_step, run_stage, smallest_bottleneck, stale_sgd
-from dlojz.pipeline.optimum.shortest_schedule import optimum
-from dlojz.pipeline.orders.stale_weights import threshold
+from dlojz.pipeline.orders.asynchronous import threshold
 from dlojz.pipeline.orders.zero_bubble import list_schedule
 from dlojz.pipeline.partition import exact
 from dlojz.pipeline.schedule import Costs, Schedule, parse_action
 from dlojz.pipeline.schedule_catalogue import build
+from dlojz.pipeline.shortest_schedule import optimum
 from dlojz.pipeline.simulator import peak_activations, simulate
 from tests.labs.answers import deepspeed_pipeline, one_f_one_b, unblocked, under_cap, without_bubble
 from tests.labs.bank import Answer, BankTests

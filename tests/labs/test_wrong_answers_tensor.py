@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleOutput, RowwiseParallel
 
-from dlojz.by_hand.tensor.operators import add_up, copy, gather_tokens, scatter_tokens, take_tokens
+from dlojz.by_hand.tensor.axis import add_up, copy, gather_tokens, scatter_tokens, take_tokens
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware.links import NETWORK, NVLINK
 from dlojz.labs import lab06_tensor as lab

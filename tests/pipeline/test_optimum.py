@@ -5,9 +5,9 @@ import pytest
 from benchmarks.pipeline_optimum import search
 from dlojz.base.errors import LabError
 from dlojz.pipeline.analysis import lower_bound
-from dlojz.pipeline.optimum.shortest_schedule import Optimum, Problem, _table, first_guess, optimum
 from dlojz.pipeline.orders.synchronous import one_f_one_b, zigzag
 from dlojz.pipeline.schedule import Costs
+from dlojz.pipeline.shortest_schedule import Optimum, Problem, _table, first_guess, optimum
 from dlojz.pipeline.simulator import UNIT_COSTS, peak_activations, simulate
 from dlojz.pipeline.validity import problems
 

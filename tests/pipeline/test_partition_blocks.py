@@ -8,7 +8,7 @@ import torch
 from dlojz import models
 from dlojz.base.errors import LabError
 from dlojz.config.run_config import RunConfig
-from dlojz.pipeline.block_weights import MEASURES, _durations, block_times, block_weights
+from dlojz.pipeline.partition import MEASURES, _durations, block_times, block_weights
 
 
 @pytest.mark.parametrize("model", ["coatnet_tiny", "coatnet_7", "gpt_tiny", "alexnet"])

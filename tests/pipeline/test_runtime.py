@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dlojz.base.errors import LabError
 from dlojz.models.blocks import BlockList
-from dlojz.pipeline.orders.stale_weights import version_audit
+from dlojz.pipeline.orders.asynchronous import version_audit
 from dlojz.pipeline.runtime import AsynchronousRuntime, PipelineRuntime, boundaries_of, stage_modules
 from dlojz.pipeline.schedule import Schedule
 from dlojz.pipeline.schedule_catalogue import build

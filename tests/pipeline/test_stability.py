@@ -3,7 +3,7 @@
 import pytest
 
 from dlojz.base.errors import LabError
-from dlojz.pipeline.orders.stale_weights import threshold
+from dlojz.pipeline.orders.asynchronous import threshold
 
 KNOWN = {0: 2.0, 1: 1.0, 2: 0.6180, 3: 0.4450, 7: 0.2091, 15: 0.1013}
 

@@ -3,9 +3,17 @@
 import pytest
 
 from dlojz.base.errors import LabError
-from dlojz.pipeline.orders.asynchronous import ampnet, pipedream, pipedream_2bw, pipemare
+from dlojz.pipeline.orders.asynchronous import (
+    Audit,
+    Weights,
+    ampnet,
+    pipedream,
+    pipedream_2bw,
+    pipemare,
+    version_audit,
+    weights_of,
+)
 from dlojz.pipeline.orders.bidirectional import chimera
-from dlojz.pipeline.orders.stale_weights import Audit, Weights, version_audit, weights_of
 from dlojz.pipeline.orders.synchronous import gpipe, one_f_one_b, terapipe
 from dlojz.pipeline.orders.zero_bubble import zb_h1
 from dlojz.pipeline.schedule import BACKWARD, FORWARD, UPDATE, Action, Costs, Schedule, parse_action

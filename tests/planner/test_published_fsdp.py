@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from dlojz.cost_model import Layouts, calibration, memories, workload
-from dlojz.cost_model.fit import completed
 from dlojz.cost_model.layout_memory import CONTEXT_BYTES
+from dlojz.cost_model.validation import completed
 from dlojz.hardware import cluster
 from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.hardware.evidence import Measurement, table

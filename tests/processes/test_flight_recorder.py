@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dlojz.processes import flight_recorder
-from dlojz.processes.flight_recorder import StallWatch, line_of_main_thread
+from dlojz.processes import hang_diagnosis
+from dlojz.processes.hang_diagnosis import StallWatch, line_of_main_thread
 
 
 class Log:
@@ -27,7 +27,7 @@ class Log:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flight_recorder, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(hang_diagnosis, "_LOOK_EVERY_S", 0.01)
 
 
 def watched(log: Log) -> StallWatch:
@@ -39,8 +39,8 @@ def watched(log: Log) -> StallWatch:
 def test_stall_watch_notes_where_a_rank_stands_and_again_when_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = ["train.py:7 in validate", "train.py:9 in main"]
     calls = {"0": [[1, "all_reduce", "Float", "[10]"]]}
-    monkeypatch.setattr(flight_recorder, "line_of_main_thread", lambda: lines[0])
-    monkeypatch.setattr(flight_recorder, "last_calls", lambda: calls)
+    monkeypatch.setattr(hang_diagnosis, "line_of_main_thread", lambda: lines[0])
+    monkeypatch.setattr(hang_diagnosis, "last_calls", lambda: calls)
     now_s = time.monotonic()
     log = Log([now_s - 102, now_s - 101, now_s - 100])
     watch = watched(log)
@@ -57,7 +57,7 @@ def test_stall_watch_notes_where_a_rank_stands_and_again_when_that_changes(monke
 
 def test_stall_watch_waits_for_twenty_steps_of_a_slow_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of 10 s: 20 of them are 200 s. A rank that made no step is noted too: others may wait for it."""
-    monkeypatch.setattr(flight_recorder, "last_calls", dict)
+    monkeypatch.setattr(hang_diagnosis, "last_calls", dict)
     now_s = time.monotonic()
     slow, late, idle = (
         Log([now_s - begin_s for begin_s in begins_s])
@@ -72,9 +72,9 @@ def test_stall_watch_waits_for_twenty_steps_of_a_slow_training(monkeypatch: pyte
 
 
 def test_line_of_main_thread_is_of_the_engine_where_no_script_is() -> None:
-    code = "from dlojz.processes import flight_recorder; print(flight_recorder.line_of_main_thread())"
+    code = "from dlojz.processes import hang_diagnosis; print(hang_diagnosis.line_of_main_thread())"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert shown.startswith("dlojz/processes/flight_recorder.py:") and shown.endswith(" in line_of_main_thread\n")
+    assert shown.startswith("dlojz/processes/hang_diagnosis.py:") and shown.endswith(" in line_of_main_thread\n")
 
 
 def test_line_of_main_thread_is_of_the_users_code() -> None:

@@ -13,8 +13,8 @@ import pytest
 from dlojz.base.errors import LabError
 from dlojz.base.machine import patience
 from dlojz.ranks import Ranks
+from dlojz.ranks.cluster import inside_allocation
 from dlojz.ranks.rank_setup import RanksRefused
-from dlojz.ranks.slurm_ranks import inside_allocation
 
 JOB = "123"
 SRUN = """#!{python}

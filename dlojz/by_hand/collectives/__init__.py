@@ -16,8 +16,7 @@ from __future__ import annotations
 
 from dlojz.by_hand.collectives.algorithm_catalogue import algorithm, names, num_chunks, program
 from dlojz.by_hand.collectives.algorithms import CollectiveStep, Receive, Send
-from dlojz.by_hand.collectives.alpha_beta_fit import AlphaBetaFit, fit
-from dlojz.by_hand.collectives.cost import Terms, cost_s, crossover_bytes, terms
+from dlojz.by_hand.collectives.cost import AlphaBetaFit, Terms, cost_s, crossover_bytes, fit, terms
 from dlojz.by_hand.collectives.running import SIZES_BYTES, TimedMessage, measure, run
 from dlojz.by_hand.collectives.simulation import Held, Simulation, Transfer, simulate
 from dlojz.hardware.links import Link

@@ -7,12 +7,15 @@ k of its partner.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal, say
+from dlojz.base.language import Sentences, one_of, say
 from dlojz.by_hand.collectives import algorithms
 from dlojz.by_hand.collectives.algorithms import CollectiveStep, Steps, largest_power
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 Collective = Literal["reduce_scatter", "all_gather", "all_reduce", "broadcast", "reduce", "all_to_all"]
 ADDING: tuple[Collective, ...] = ("reduce_scatter", "all_reduce", "reduce")
@@ -78,11 +81,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         "reduce", "reduce up a binomial tree", "reduce par arbre binomial", _one, algorithms.reduce
     ),
     "tree_all_reduce": _algorithm(
-        "all_reduce",
-        "all-reduce by a binomial tree",
-        "all-reduce par arbre binomial",
-        _one,
-        algorithms.tree_all_reduce,
+        "all_reduce", "all-reduce by a binomial tree", "all-reduce par arbre binomial", _one, algorithms.tree_all_reduce
     ),
     "doubling_all_reduce": _algorithm(
         "all_reduce",
@@ -136,10 +135,7 @@ def check_size(size: int) -> int:
     """
     # bool is a subclass of int: True would pass as 1 rank.
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise refusal(
-            en=f"a number of ranks is a whole number of at least 1, but {size!r} was received.",
-            fr=f"un nombre de rangs est un entier d’au moins 1, mais {size!r} a été reçu.",
-        )
+        raise phrase.refused("no number of ranks", size=size)
     return size
 
 
@@ -154,10 +150,7 @@ def node_size(size: int, per_node: int | None = None) -> int:
         return algorithms.default_per_node(size)
     if isinstance(per_node, bool) or not isinstance(per_node, int) or per_node < 1 or size % per_node:
         divisors = ", ".join(str(number) for number in range(1, min(size, 64) + 1) if size % number == 0)
-        raise refusal(
-            en=f"{size} ranks cannot be split into nodes of {per_node!r}: use one of {divisors}.",
-            fr=f"{size} rangs ne se répartissent pas en nœuds de {per_node!r} : au choix : {divisors}.",
-        )
+        raise phrase.refused("no such nodes", size=size, per_node=per_node, divisors=divisors)
     return per_node
 
 
@@ -170,8 +163,6 @@ def program(name: str, rank: int, size: int, *, per_node: int | None = None) -> 
     """Return one rank's steps: whom it sends which chunks, whose chunks it receives, adds or keeps.
 
     Args:
-        name: one of `names()`.
-        rank: from 0 to `size` − 1.
         size: number of ranks, at least 1; no powers of two are needed.
         per_node: ranks of one node, for `hierarchical_all_reduce`; a divisor of `size`.
 
@@ -186,10 +177,7 @@ def program(name: str, rank: int, size: int, *, per_node: int | None = None) -> 
     # Checked for every algorithm, though only those with nodes use it.
     node_ranks = node_size(size, per_node)
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < size:
-        raise refusal(
-            en=f"rank {rank!r} does not exist: {size} ranks are numbered 0 to {size - 1}.",
-            fr=f"le rang {rank!r} n’existe pas : {size} rangs sont numérotés de 0 à {size - 1}.",
-        )
+        raise phrase.refused("no such rank", rank=rank, size=size, last_rank=size - 1)
     return tuple(chosen.steps(rank, size, node_ranks))
 
 

@@ -77,8 +77,6 @@ def reduce_scatter(position: int, ranks: Sequence[int], blocks: Sequence[Block])
     """Reduce-scatter on a ring: each block travels round, and every rank it passes adds its own part.
 
     Args:
-        position: this rank's place in the ring.
-        ranks: the ring, in its order.
         blocks: the chunks of each place's block; place i ends with the whole sum of `blocks[i]`.
     """
     size = len(ranks)
@@ -95,7 +93,6 @@ def all_gather(position: int, ranks: Sequence[int], blocks: Sequence[Block]) -> 
 
     Args:
         position: this rank's place in the ring, who holds `blocks[position]` at the start.
-        ranks: the ring, in its order.
         blocks: the chunks of each place's block; all ranks end with all of them.
     """
     size = len(ranks)
@@ -215,7 +212,6 @@ def folded(
     """Fold the surplus ranks in and out around the steps of `core`.
 
     Args:
-        chunks: all chunks of the message.
         core: steps of the rank with a new number, given the ranks by their new numbers.
         num_rounds: how many steps `core` has.
     """

@@ -1,4 +1,4 @@
-"""Cost of a collective algorithm: rounds, bytes of the busiest rank, bytes added; and the seconds that follow.
+"""Cost of a collective algorithm: rounds, bytes of the busiest rank, bytes added; the seconds; α and β from measures.
 
 The closed forms equal, as exact fractions, what is counted from the programs. A message of n bytes takes α + β·n
 seconds (Hockney 1994, "The communication challenge for MPP"), the time to add it in β; a rank sends and receives at
@@ -18,19 +18,30 @@ two (else 0) and m = p/g nodes of g ranks:
 
 Source: Thakur, Rabenseifner & Gropp 2005, §3–5; Patarasuk & Yuan 2009; Rabenseifner 2004. A message is the whole tensor
 that is reduced, gathered or, in all-to-all, held by one rank.
+
+The fit of α and β minimises relative errors, so that a message of 1 KiB weighs as much as one of 16 MiB. β then is the
+inverse of what nccl-tests calls bus bandwidth (its doc/PERFORMANCE.md), which does not depend on the number of ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
+from pathlib import Path
 from typing import NamedTuple
 
-from dlojz.base.language import refusal
+from pydantic import Field
+
+from dlojz.base.contract import Contract
+from dlojz.base.language import Sentences
 from dlojz.by_hand.collectives import algorithms
 from dlojz.by_hand.collectives.algorithm_catalogue import algorithm, node_size
 from dlojz.by_hand.collectives.algorithms import largest_power
-from dlojz.hardware.links import Link
+from dlojz.by_hand.collectives.running import TimedMessage, algorithm_of
+from dlojz.hardware.links import Link, fit_line
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 
 class Terms(NamedTuple):
@@ -116,9 +127,8 @@ def _levels(name: str, size: int, per_node: int | None) -> tuple[Terms, Terms]:
         return NONE, _CLOSED[name](size)
     inside = node_size(size, per_node)
     # The ring across works on one shard, 1/g of the message.
-    shard = Fraction(1, inside)
     ring = _CLOSED["ring_all_reduce"](size // inside)
-    return _CLOSED["ring_all_reduce"](inside), Terms(ring.rounds, ring.moved * shard, ring.added * shard)
+    return _CLOSED["ring_all_reduce"](inside), Terms(ring.rounds, ring.moved / inside, ring.added / inside)
 
 
 def terms(name: str, size: int, *, per_node: int | None = None) -> Terms:
@@ -144,11 +154,8 @@ def cost_s(
     """Compute the seconds of a collective in the α–β model; 0 for one rank.
 
     Args:
-        name: one of `names()`.
         message_bytes: the whole tensor, at least 0.
-        size: number of ranks.
         alpha_s: seconds before the first byte of each message.
-        beta_s_per_byte: seconds per byte.
         per_node: ranks of one node, for `hierarchical_all_reduce`.
         inside: the links inside a node where they differ; only `hierarchical_all_reduce` gains, as in all others each
             round also crosses nodes.
@@ -156,17 +163,11 @@ def cost_s(
     Raises:
         LabError: if a name or number is not legal.
     """
-    for quantity, value in (
-        ("message_bytes", message_bytes),
-        ("alpha_s", alpha_s),
-        ("beta_s_per_byte", beta_s_per_byte),
-    ):
+    numbers = {"message_bytes": message_bytes, "alpha_s": alpha_s, "beta_s_per_byte": beta_s_per_byte}
+    for quantity, value in numbers.items():
         # bool is a subclass of int; infinity and NaN fail the comparison.
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-            raise refusal(
-                en=f"{quantity} must be a number of at least 0, but {value!r} was received.",
-                fr=f"{quantity} doit être un nombre d’au moins 0, mais {value!r} a été reçu.",
-            )
+            raise phrase.refused("no number from 0 on", quantity=quantity, value=value)
     link = Link(alpha_s, 1 / beta_s_per_byte if beta_s_per_byte else float("inf"))
     within, across = _levels(name, size, per_node)
     return within.seconds(message_bytes, inside or link) + across.seconds(message_bytes, link)
@@ -184,3 +185,100 @@ def crossover_bytes(
     gap_s = (terms_1.rounds - terms_2.rounds) * alpha_s
     # Positive only if the algorithm of more rounds moves fewer bytes; else one of them is faster for every n.
     return gap_s / slope_s if slope_s * gap_s > 0 else None
+
+
+MIN_POINTS = 3
+
+
+class AlphaBetaFit(Contract):
+    """Fit of α and β, with its points."""
+
+    points: tuple[TimedMessage, ...] = Field(min_length=MIN_POINTS, description="what was measured")
+    collective: str = Field(description="what was timed")
+    algorithm: str = Field(description="the algorithm whose formula the times are read with")
+    size: int = Field(ge=2, description="number of ranks")
+    alpha_s: float = Field(ge=0, description="seconds before the first byte of a message")
+    beta_s_per_byte: float = Field(ge=0, description="seconds per byte")
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float | None:
+        """1/β; None where the times do not grow with the message."""
+        return 1 / self.beta_s_per_byte if self.beta_s_per_byte else None
+
+    @property
+    def latency_s(self) -> float:
+        """Seconds of an empty message on these ranks: all rounds, no byte."""
+        return terms(self.algorithm, self.size).rounds * self.alpha_s
+
+    @property
+    def half_bytes(self) -> float | None:
+        """Message size of which half of the time is latency, Hockney's n½; None where β is 0."""
+        per_byte_s = float(terms(self.algorithm, self.size).moved) * self.beta_s_per_byte
+        return self.latency_s / per_byte_s if per_byte_s else None
+
+    @property
+    def residual(self) -> float:
+        """Root mean square of the relative errors: 0.1 means that a typical point lies 10 % off the line."""
+        errors = [self.fitted_s(point.message_bytes) / point.time_s - 1 for point in self.points]
+        return math.sqrt(sum(error**2 for error in errors) / len(errors))
+
+    def fitted_s(self, message_bytes: float) -> float:
+        """Seconds of the fit at a size of message, for the ranks that measured."""
+        return self.predict_s(message_bytes, self.size)
+
+    def predict_s(self, message_bytes: float, size: int, name: str | None = None) -> float:
+        """Predict the seconds of other messages, other numbers of ranks, another algorithm.
+
+        Args:
+            size: number of ranks; links between all of them are assumed to be as those measured.
+            name: an algorithm; by default that of the fit.
+
+        Raises:
+            LabError: if a name or number is not legal.
+        """
+        chosen = self.algorithm if name is None else name
+        return cost_s(chosen, message_bytes, size, alpha_s=self.alpha_s, beta_s_per_byte=self.beta_s_per_byte)
+
+
+def fit(points: Iterable[Sequence[object]]) -> AlphaBetaFit:
+    """Fit α and β by least squares of relative errors, both at least 0.
+
+    Args:
+        points: at least 3, of at least 2 sizes of message, from one number of ranks and one collective, as
+            `TimedMessage` or as JSON lists (bytes, seconds, ranks, collective).
+
+    Raises:
+        LabError: if the points do not determine a line.
+    """
+    measured = tuple(_point(point) for point in points)
+    sizes = sorted({point.message_bytes for point in measured})
+    # With one size of message, α and β cannot be told apart.
+    if len(measured) < MIN_POINTS or len(sizes) < 2:
+        raise phrase.refused("too few points", min_points=MIN_POINTS, measured=len(measured), sizes=len(sizes))
+    kinds = sorted({(point.size, point.collective) for point in measured})
+    # One line has one number of rounds: that of a collective on so many ranks.
+    if len(kinds) > 1:
+        on, sur = (", ".join(f"{collective} {word} {size}" for size, collective in kinds) for word in ("on", "sur"))
+        raise phrase.refused("points of several kinds", on=on, sur=sur)
+    size, collective = kinds[0]
+    name = algorithm_of(collective)
+    line = terms(name, size)
+    # t = rounds·α + moved·n·β is linear in α and β: one row (rounds, moved·n, seconds) per point.
+    rows = [(line.rounds, float(line.moved) * point.message_bytes, point.time_s) for point in measured]
+    alpha_s, beta_s_per_byte = fit_line(rows)
+    fitted = {"alpha_s": alpha_s, "beta_s_per_byte": beta_s_per_byte}
+    return AlphaBetaFit(points=measured, collective=collective, algorithm=name, size=size, **fitted)
+
+
+def _point(fields: Sequence[object]) -> TimedMessage:
+    try:
+        point = TimedMessage(*fields)  # type: ignore[arg-type]
+        # One rank sends nothing, and a time of 0 has no relative error.
+        legal = point.message_bytes > 0 and 0 < point.time_s < math.inf
+        legal = legal and isinstance(point.size, int) and point.size >= 2 and isinstance(point.collective, str)
+    except TypeError:  # another number of parts, or a text where a number belongs
+        legal = False
+    if not legal:
+        printable_fields = tuple(fields) if isinstance(fields, list | tuple) else fields
+        raise phrase.refused("no point", printable_fields=printable_fields)
+    return point

@@ -11,15 +11,18 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal, say
+from dlojz.base.language import Sentences, one_of, say
 from dlojz.by_hand.collectives.algorithm_catalogue import ALGORITHMS, Collective, algorithm, program
 from dlojz.by_hand.collectives.algorithms import CollectiveStep
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 
 def run(name: str, tensor: Tensor, group: Any = None, *, per_node: int | None = None, watched: bool = True) -> Tensor:
@@ -29,9 +32,7 @@ def run(name: str, tensor: Tensor, group: Any = None, *, per_node: int | None = 
     not, also with fewer elements than ranks. Chunks are those of `torch.tensor_split` of the flat tensor.
 
     Args:
-        name: one of `names()`.
         tensor: this rank's part; only read.
-        group: process group; by default all ranks.
         per_node: ranks of one node, for `hierarchical_all_reduce`.
         watched: whether messages pass through the guard of the ranks, where one is installed.
 
@@ -48,11 +49,7 @@ def run(name: str, tensor: Tensor, group: Any = None, *, per_node: int | None = 
 
     chosen = algorithm(name)
     if not (dist.is_available() and dist.is_initialized()):
-        raise refusal(
-            en=f"{name} needs ranks that share a process group, and there is none here: run it in a `%%ranks` cell.",
-            fr=f"{name} demande des rangs qui partagent un groupe de processus, et il n’y en a pas ici : "
-            "exécutez-le dans une cellule `%%ranks`.",
-        )
+        raise phrase.refused("no process group", name=name)
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     steps = program(name, rank, size, per_node=per_node)
     chunks = _cut(chosen.collective, tensor, rank, chosen.num_chunks(size), size)
@@ -183,8 +180,6 @@ def measure(
             or of our algorithms (`names()`).
         sizes_bytes: sizes of the message, at least 4 bytes each; rounded up to whole fp32 elements for each rank.
         repeats: measurements of each size, at least 1, whose median counts: of one call on GPUs, else of `IN_A_ROW`.
-        warmup: calls before, which are not timed.
-        group: process group; by default all ranks.
         tell: called before each size, with the numbers of sizes done and in all.
 
     Returns:
@@ -199,12 +194,7 @@ def measure(
     algorithm_of(collective)
     _check(sizes_bytes, repeats, warmup)
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) < 2:
-        raise refusal(
-            en="a collective is measured between at least 2 ranks that share a process group: "
-            "use a `%%ranks 4` cell, or `dlojz collectives --calibrate`.",
-            fr="une communication collective se mesure entre au moins 2 rangs d’un même groupe de processus : "
-            "utilisez une cellule `%%ranks 4`, ou `dlojz collectives --calibrate`.",
-        )
+        raise phrase.refused("one rank measured")
     size = dist.get_world_size(group)
     on_gpu = dist.get_backend(group) == "nccl"
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
@@ -232,16 +222,10 @@ def _check(sizes_bytes: Sequence[int], repeats: int, warmup: int) -> None:
     ]
     if wrong or not sizes_bytes:
         wrong_size = repr(wrong[0]) if wrong else say(en="none", fr="aucune")
-        raise refusal(
-            en=f"sizes_bytes holds whole numbers of at least {ELEMENT_BYTES} bytes, but {wrong_size} was received.",
-            fr=f"sizes_bytes contient des entiers d’au moins {ELEMENT_BYTES} octets ; valeur reçue : {wrong_size}.",
-        )
+        raise phrase.refused("no sizes", element_bytes=ELEMENT_BYTES, wrong_size=wrong_size)
     for name, value, minimum in (("repeats", repeats, 1), ("warmup", warmup, 0)):
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise refusal(
-                en=f"{name} is a whole number of at least {minimum}, but {value!r} was received.",
-                fr=f"{name} est un entier d’au moins {minimum}, mais {value!r} a été reçu.",
-            )
+            raise phrase.refused("no whole number", name=name, minimum=minimum, value=value)
 
 
 def _timed_s(call: Callable[[], Any], group: Any, on_gpu: bool) -> float:

@@ -7,9 +7,10 @@ on real ranks, is refused with the ranks' numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
-from dlojz.base.language import refusal
+from dlojz.base.language import Sentences
 from dlojz.by_hand.collectives.algorithm_catalogue import (
     ADDING,
     algorithm,
@@ -20,6 +21,8 @@ from dlojz.by_hand.collectives.algorithm_catalogue import (
     wanted_at_end,
 )
 from dlojz.by_hand.collectives.algorithms import IDLE, CollectiveStep
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 
 class Held(NamedTuple):
@@ -50,7 +53,6 @@ class Simulation(NamedTuple):
 
     Args:
         states: one more than there are steps; `states[k][rank][chunk]` after k steps.
-        transfers: the messages of each step.
     """
 
     name: str
@@ -82,7 +84,6 @@ def simulate(name: str, values: Sequence[Sequence[float | None]] | int, *, per_n
     """Simulate an algorithm on numbers, step by step.
 
     Args:
-        name: one of `names()`.
         values: by rank, one number per chunk (`num_chunks(name, size)`); ignored where a rank has nothing at the start
             (all-gather, broadcast). An integer is a number of ranks, with `default_values`.
         per_node: ranks of one node, for `hierarchical_all_reduce`.
@@ -100,11 +101,8 @@ def simulate(name: str, values: Sequence[Sequence[float | None]] | int, *, per_n
     chunks = num_chunks(name, size)
     for rank, row in enumerate(values):
         if len(row) != chunks:
-            raise refusal(
-                en=f"{name} on {size} ranks has {chunks} chunk(s) per rank, "
-                f"but rank {rank} was given {len(row)} number(s).",
-                fr=f"{name} sur {size} rangs a {chunks} morceau(x) par rang, "
-                f"mais le rang {rank} a reçu {len(row)} nombre(s).",
+            raise phrase.refused(
+                "other number of chunks", name=name, size=size, chunks=chunks, rank=rank, received_chunks=len(row)
             )
     collective = algorithm(name).collective
     # [rank][chunk]: the number, and who has contributed to it.
@@ -121,12 +119,7 @@ def simulate(name: str, values: Sequence[Sequence[float | None]] | int, *, per_n
 
 def _checked(size: int) -> int:
     if check_size(size) > MAX_RANKS:
-        raise refusal(
-            en=f"{size} ranks are too many to be simulated step by step: take at most {MAX_RANKS} "
-            "(collectives.terms and cost_s take any number).",
-            fr=f"{size} rangs, c’est trop pour une simulation étape par étape : prenez-en {MAX_RANKS} au plus "
-            "(collectives.terms et cost_s en acceptent autant qu’on veut).",
-        )
+        raise phrase.refused("too many ranks", size=size, max_ranks=MAX_RANKS)
     return size
 
 
@@ -155,10 +148,7 @@ def lockstep(
             for chunk, position in zip(transfer.chunks, transfer.places, strict=True):
                 payload = states[-1][transfer.source][chunk]  # as it was when the step began
                 if payload.value is None:
-                    raise refusal(
-                        en=f"step {number + 1}: rank {transfer.source} sends chunk {chunk}, which it does not hold.",
-                        fr=f"étape {number + 1} : le rang {transfer.source} envoie le morceau {chunk}, qu’il n’a pas.",
-                    )
+                    raise phrase.refused("chunk not there", step=number + 1, transfer=transfer, chunk=chunk)
                 old_content = state[transfer.to][position]
                 # An add into an empty chunk stores what came.
                 joined = Held(
@@ -186,22 +176,18 @@ def matched(steps: Sequence[CollectiveStep], number: int) -> tuple[Transfer, ...
         # Taken out: what is left at the end has no receiver.
         send = sends.pop((receive.source, rank), None)
         if send is None:
-            raise refusal(
-                en=f"step {number + 1}: rank {rank} waits for rank {receive.source}, which sends it nothing.",
-                fr=f"étape {number + 1} : le rang {rank} attend le rang {receive.source}, qui ne lui envoie rien.",
-            )
+            raise phrase.refused("nothing received", step=number + 1, rank=rank, receive=receive)
         # Only the lengths must agree: a chunk may be stored under another number.
         if len(send.chunks) != len(receive.chunks):
-            raise refusal(
-                en=f"step {number + 1}: rank {receive.source} sends {len(send.chunks)} chunk(s) to rank {rank}, "
-                f"which expects {len(receive.chunks)}.",
-                fr=f"étape {number + 1} : le rang {receive.source} envoie {len(send.chunks)} morceau(x) au rang "
-                f"{rank}, qui en attend {len(receive.chunks)}.",
+            raise phrase.refused(
+                "other chunks",
+                step=number + 1,
+                receive=receive,
+                chunks=len(send.chunks),
+                rank=rank,
+                awaited_chunks=len(receive.chunks),
             )
         step_transfers.append(Transfer(receive.source, rank, send.chunks, receive.chunks, receive.add))
     for source, to in sends:
-        raise refusal(
-            en=f"step {number + 1}: rank {source} sends to rank {to}, which does not receive from it.",
-            fr=f"étape {number + 1} : le rang {source} envoie au rang {to}, qui n’attend rien de lui.",
-        )
+        raise phrase.refused("not received", step=number + 1, source=source, to=to)
     return tuple(sorted(step_transfers))

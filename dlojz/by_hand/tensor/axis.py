@@ -1,23 +1,42 @@
-"""Tensor-parallel axis: a rank's place, the only calls that communicate along it, and its slices of parameters.
+"""Tensor-parallel axis: a rank's place, the calls that communicate along it, and the conjugate operators built on them.
 
 A pretended axis sends nothing and gives tensors of the shapes that real calls give, so that a rank's part of a model
 can be traced without any other rank. A module names the dimension along which each of its parameters is split
 (`split_dims`); the ranks' slices side by side are the whole parameter.
 
-Shape suffixes: n ranks of the axis; S = T / n, one rank's part of the sequence.
+A sum over ranks in one direction is a copy in the other. A region of a layer, between `enter` and `leave`, has one
+communication in forward and its transpose in backward, and thus computes exactly what one process would.
+
+    operator          forward           backward          Megatron calls it
+    copy              nothing           all-reduce        f
+    add_up            all-reduce        nothing           g
+    gather_tokens     all-gather        reduce-scatter    g: where a region begins with sequence parallelism
+    scatter_tokens    reduce-scatter    all-gather        g-bar: where it ends
+    take_tokens       own part          all-gather        (every rank has the stream, and continues with its part)
+    gather_features   all-gather        own part          (a column-parallel layer's output, whole on each rank)
+
+Shape suffixes: B batch, T tokens of the whole sequence, n ranks of the axis, S = T / n tokens of one rank, D width of
+the stream.
+
+Source: Shoeybi et al. 2019, "Megatron-LM" (arXiv 1909.08053), §3 (f and g); Korthikanti et al. 2022 (arXiv 2205.05198),
+§4.2.2 (g and g-bar).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dlojz.base.language import refusal
+from dlojz.base.language import Sentences
 from dlojz.models.foreign.tensor_regions import own_columns
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 
 class TensorAxis:
@@ -31,12 +50,7 @@ class TensorAxis:
     """
 
     def __init__(
-        self,
-        group: dist.ProcessGroup | None = None,
-        *,
-        rank: int = 0,
-        size: int = 1,
-        sequence_parallel: bool = False,
+        self, group: dist.ProcessGroup | None = None, *, rank: int = 0, size: int = 1, sequence_parallel: bool = False
     ) -> None:
         self.group = group
         self.rank = rank if group is None else dist.get_rank(group)
@@ -102,12 +116,7 @@ class TensorAxis:
 
     def _parts(self, x: Tensor, dim: int) -> tuple[Tensor, ...]:
         if x.shape[dim] % self.size:
-            raise refusal(
-                en=f"{self.size} ranks cannot share dimension {dim} of a tensor of shape {tuple(x.shape)} equally: "
-                f"use a length that {self.size} divides.",
-                fr=f"{self.size} rangs ne peuvent pas se partager également la dimension {dim} d’un tenseur de "
-                f"forme {tuple(x.shape)} : prenez une longueur que {self.size} divise.",
-            )
+            raise phrase.refused("uneven slices", axis=self, dim=dim, shape=tuple(x.shape))
         return x.chunk(self.size, dim=dim)
 
 
@@ -128,11 +137,7 @@ def share_bounds(length: int, size: int, rank: int) -> tuple[int, int]:
     # ⌈length / n⌉, as torch's `chunk` cuts; later ranks get what is left.
     share = -(-length // size)
     if rank * share >= length:
-        raise refusal(
-            en=f"a dimension of {length} leaves nothing to rank {rank} of {size}: use fewer tensor-parallel ranks.",
-            fr=f"une dimension de {length} ne laisse rien au rang {rank} sur {size} : prenez moins de rangs de "
-            "Tensor Parallelism.",
-        )
+        raise phrase.refused("nothing for a rank", length=length, rank=rank, size=size)
     return rank * share, min((rank + 1) * share, length)
 
 
@@ -180,3 +185,83 @@ def gather_whole(
     # Of a fused parameter each slice holds a share of every part: column j of the slices belongs at `order[j]`.
     order = torch.cat([own_columns(parts, axis.size, rank, gathered_slices.device) for rank in range(axis.size)])
     return torch.empty_like(gathered_slices).index_copy_(dim, order, gathered_slices)
+
+
+TOKENS = 1
+"""Dimension of the tokens in `x_BTD`."""
+FEATURES = -1
+_Function = Callable[[Tensor], Tensor]
+
+
+class _Conjugate(torch.autograd.Function):
+    """Apply one function in forward, its transpose to the gradient in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, function: _Function, transpose: _Function) -> Tensor:
+        ctx.transpose = transpose
+        return function(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        # One gradient per argument of forward; a function has none.
+        return ctx.transpose(gradients[0]), None, None
+
+
+def _conjugate(x: Tensor, axis: TensorAxis, function: _Function, transpose: _Function) -> Tensor:
+    # One rank: no node in the graph, nothing sent.
+    return x if axis.size == 1 else cast(Tensor, _Conjugate.apply(x, function, transpose))
+
+
+def copy(x: Tensor, axis: TensorAxis) -> Tensor:
+    """Give all of `x` to every rank's own columns; in backward the ranks' gradients of it are summed (its bytes)."""
+    # view_as: a new tensor on the same memory.
+    return _conjugate(x, axis, lambda x: x.view_as(x), lambda gradient: _sum(gradient, axis))
+
+
+def add_up(x: Tensor, axis: TensorAxis) -> Tensor:
+    """Sum the ranks' `x` (its bytes, all-reduced); in backward every rank has the whole gradient already."""
+    return _conjugate(x, axis, lambda x: _sum(x, axis), lambda gradient: gradient)
+
+
+def gather_tokens(x_BSD: Tensor, axis: TensorAxis) -> Tensor:
+    """Gather ``(B, S, D)`` of each rank to ``(B, T, D)``; in backward the gradients are summed and scattered."""
+    return _conjugate(x_BSD, axis, lambda x: axis.all_gather(x, TOKENS), lambda grad: axis.reduce_scatter(grad, TOKENS))
+
+
+def scatter_tokens(x_BTD: Tensor, axis: TensorAxis) -> Tensor:
+    """Sum the ranks' ``(B, T, D)``, of which each keeps its ``(B, S, D)``; in backward these are gathered."""
+    return _conjugate(x_BTD, axis, lambda x: axis.reduce_scatter(x, TOKENS), lambda grad: axis.all_gather(grad, TOKENS))
+
+
+def take_tokens(x_BTD: Tensor, axis: TensorAxis) -> Tensor:
+    """Take this rank's ``(B, S, D)`` of a stream that all ranks have; in backward the parts are gathered."""
+    return _conjugate(x_BTD, axis, lambda x: axis.part(x, TOKENS), lambda gradient: axis.all_gather(gradient, TOKENS))
+
+
+def gather_features(x: Tensor, axis: TensorAxis) -> Tensor:
+    """Gather all columns of a column-parallel layer's output; in backward each rank takes its own."""
+    return _conjugate(x, axis, lambda x: axis.all_gather(x, FEATURES), lambda gradient: axis.part(gradient, FEATURES))
+
+
+def _sum(x: Tensor, axis: TensorAxis) -> Tensor:
+    # A copy is summed, not x itself: selective checkpointing keeps the product that x is, for backward.
+    return axis.all_reduce(x.clone(memory_format=torch.contiguous_format))
+
+
+def enter(x: Tensor, axis: TensorAxis) -> Tensor:
+    """Enter a parallel region: each rank needs the whole `x` for its own columns or heads."""
+    return gather_tokens(x, axis) if axis.sequence_parallel else copy(x, axis)
+
+
+def leave(x: Tensor, axis: TensorAxis) -> Tensor:
+    """Leave a parallel region: the ranks' partial products are summed."""
+    return scatter_tokens(x, axis) if axis.sequence_parallel else add_up(x, axis)
+
+
+def shared(parameter: Tensor, axis: TensorAxis) -> Tensor:
+    """Sum the gradients of a parameter that all ranks hold whole, where each rank has its own tokens only.
+
+    Without sequence parallelism every rank has all tokens and computes the whole gradient. Who: all ranks of the axis,
+    in backward. How much: the parameter's bytes, per micro-batch.
+    """
+    return copy(parameter, axis) if axis.sequence_parallel else parameter

@@ -19,9 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlojz.by_hand.tensor.axis import TensorAxis, own_slice, share_bounds
+from dlojz.by_hand.tensor.axis import TensorAxis, enter, leave, own_slice, share_bounds
 from dlojz.by_hand.tensor.layers import ColumnParallelLinear, RowParallelLinear
-from dlojz.by_hand.tensor.operators import enter, leave
 from dlojz.models.coatnet import MBConvBlock, SqueezeExcitation, Stem
 
 
@@ -30,7 +29,6 @@ class ColumnParallelConv(nn.Module):
 
     Args:
         conv: the convolution to split, with one group or as many as channels.
-        axis: the ranks that share it.
     """
 
     def __init__(self, conv: nn.Conv2d, axis: TensorAxis) -> None:
@@ -48,12 +46,7 @@ class ColumnParallelConv(nn.Module):
 
 
 class RowParallelConv(nn.Module):
-    """Convolution of which each rank holds the weights of some input channels; it ends the region.
-
-    Args:
-        conv: the convolution to split.
-        axis: the ranks that share it.
-    """
+    """Convolution of which each rank holds the weights of some input channels; it ends the region."""
 
     def __init__(self, conv: nn.Conv2d, axis: TensorAxis) -> None:
         super().__init__()
@@ -73,12 +66,7 @@ class RowParallelConv(nn.Module):
 
 
 class ParallelBatchNorm(nn.BatchNorm2d):
-    """Batch norm over this rank's channels.
-
-    Args:
-        norm: the norm of all channels.
-        axis: the ranks that share it.
-    """
+    """Batch norm over this rank's channels."""
 
     def __init__(self, norm: nn.BatchNorm2d, axis: TensorAxis) -> None:
         start, end = share_bounds(norm.num_features, axis.size, axis.rank)
@@ -91,12 +79,7 @@ class ParallelBatchNorm(nn.BatchNorm2d):
 
 
 class ParallelSqueezeExcitation(nn.Module):
-    """Gate of each of this rank's channels, from the means of all channels.
-
-    Args:
-        module: the module to split.
-        axis: the ranks that share it.
-    """
+    """Gate of each of this rank's channels, from the means of all channels."""
 
     def __init__(self, module: SqueezeExcitation, axis: TensorAxis) -> None:
         super().__init__()
@@ -116,12 +99,7 @@ class ParallelSqueezeExcitation(nn.Module):
 
 
 class ParallelMBConvBlock(nn.Module):
-    """MBConv block of which each rank computes some hidden channels; the residual connection is whole on each.
-
-    Args:
-        block: the block to split.
-        axis: the ranks that share it.
-    """
+    """MBConv block of which each rank computes some hidden channels; the residual connection is whole on each."""
 
     def __init__(self, block: MBConvBlock, axis: TensorAxis) -> None:
         super().__init__()
@@ -147,10 +125,6 @@ class ParallelStem(nn.Module):
     """First two convolutions of CoAtNet, the first by output channels, the second by input channels.
 
     Images need no gradient: nothing is sent in backward.
-
-    Args:
-        stem: the block to split.
-        axis: the ranks that share it.
     """
 
     def __init__(self, stem: Stem, axis: TensorAxis) -> None:

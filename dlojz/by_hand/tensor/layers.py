@@ -35,8 +35,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlojz.by_hand.tensor.axis import TensorAxis, own_slice, share_bounds
-from dlojz.by_hand.tensor.operators import gather_features, leave, shared, take_tokens
+from dlojz.by_hand.tensor.axis import TensorAxis, gather_features, leave, own_slice, share_bounds, shared, take_tokens
 from dlojz.models import gpt
 
 
@@ -83,11 +82,7 @@ class RowParallelLinear(nn.Module):
 
 
 class VocabularyParallelEmbedding(nn.Module):
-    """Embedding of which each rank holds the vectors of v consecutive words.
-
-    Args:
-        embedding: the table to split, V × D.
-    """
+    """Embedding of which each rank holds the vectors of v consecutive words."""
 
     def __init__(self, embedding: nn.Embedding, axis: TensorAxis) -> None:
         super().__init__()
@@ -165,7 +160,6 @@ def vocabulary_parallel_cross_entropy(logits_BTv: Tensor, targets_BT: Tensor, st
         logits_BTv: this rank's logits, fp32, `(B, T, v)`.
         targets_BT: the words to predict, integers below V, `(B, T)`, the same on all ranks.
         start: this rank's first word.
-        axis: the ranks that share the vocabulary.
     """
     return cast(Tensor, _CrossEntropy.apply(logits_BTv, targets_BT, start, axis))
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
@@ -26,7 +27,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal
+from dlojz.base.language import Sentences, one_of
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 Where = Literal["replicated", "split"]
 STREAMS: tuple[Where, ...] = get_args(Where)
@@ -52,10 +55,7 @@ class RandomStates:
         for name, value in (("seed", seed), ("tp_rank", tp_rank)):
             # bool is a subclass of int.
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise refusal(
-                    en=f"{name} must be a whole number from 0, but {value!r} was received.",
-                    fr=f"{name} doit être un entier à partir de 0, mais {value!r} a été reçu.",
-                )
+                raise phrase.refused("no seed", name=name, value=value)
         self._states: dict[Where, _State] = {
             "replicated": _seeded(seed),
             # The offset keeps rank 0's stream apart from `replicated`.
@@ -74,11 +74,7 @@ class RandomStates:
     @contextmanager
     def _stream(self, name: Where) -> Iterator[None]:
         if self._drawing is not None:
-            raise refusal(
-                en=f"the {name} stream was asked for within the {self._drawing} one: leave one before the other.",
-                fr=f"le flux {name} a été demandé à l’intérieur du flux {self._drawing} : quittez l’un avant "
-                "d’entrer dans l’autre.",
-            )
+            raise phrase.refused("stream within a stream", name=name, drawing=self._drawing)
         # torch's dropout draws from the global generators: their state is swapped for the stream's, then restored.
         before = _current()
         _set(self._states[name])
@@ -96,7 +92,6 @@ class RandomStates:
 
         Args:
             x: any shape; the same values on all ranks where `stream` is `replicated`.
-            p: from 0 to 1.
             stream: `replicated` outside of the parallel regions, `split` inside, and for this rank's own tokens.
             training: otherwise `x` is returned, and nothing is drawn.
 
@@ -106,10 +101,7 @@ class RandomStates:
         if stream not in STREAMS:
             raise LabError(one_of("stream", stream, STREAMS))
         if not 0 <= p <= 1:
-            raise refusal(
-                en=f"p must be a probability from 0 to 1, but {p!r} was received.",
-                fr=f"p doit être une probabilité entre 0 et 1, mais {p!r} a été reçu.",
-            )
+            raise phrase.refused("no probability", p=p)
         if not training:
             return x
         with self._stream(stream):

@@ -3,19 +3,35 @@
 The split model keeps the blocks and names of the whole one; each rank keeps its slices and no view of the whole
 weights. Every rank computes the parts that the pattern leaves out.
 
-Source: the choice by pattern is SageMaker's (`smp.tensor_parallelism`, SageMaker model parallel library v1 docs).
+Of a module from elsewhere, `dlojz.models.foreign.tensor_plan` finds the regions, and linear layers are split; all else
+stays its code. Each rank keeps its part of the layers' weights; the numbers of heads in the modules around them become
+its own. A column-parallel layer enters the region itself: three layers that read one tensor send three gradients of it,
+as with torch's `ColwiseParallel`.
+
+    layer                     forward                      backward
+    column-parallel           -                            all-reduce of its input's gradient
+    row-parallel              all-reduce of its output     -
+    read between the two      -                            all-reduce of its gradient
+
+Shape suffixes: D in-features, F out-features; d = D / n, f = F / n of one of n ranks; … any dimensions before.
+
+Source: the choice by pattern is SageMaker's (`smp.tensor_parallelism`, SageMaker model parallel library v1 docs);
+Shoeybi et al. 2019, "Megatron-LM" (arXiv 1909.08053), §3.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import refusal, say
-from dlojz.by_hand.tensor.axis import TensorAxis
+from dlojz.base.language import Sentences
+from dlojz.by_hand.tensor.axis import TensorAxis, add_up, copy
 from dlojz.by_hand.tensor.convolution import ParallelMBConvBlock, ParallelStem
 from dlojz.by_hand.tensor.layers import (
     ParallelEmbedding,
@@ -29,9 +45,11 @@ from dlojz.by_hand.tensor.split_blocks import (
     ParallelLlamaBlock,
     ParallelTransformerBlock,
 )
-from dlojz.by_hand.tensor.split_linears import split_linears
 from dlojz.models import coatnet, gpt, llama
 from dlojz.models.blocks import BlockList, Loss, TransformerBlock, VocabularyHead, loss_of, tie, tied_names
+from dlojz.models.foreign.tensor_regions import Region, SplitLayer, own_columns, put
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 EVERYTHING = ""
 """The pattern that every part's name matches."""
@@ -83,13 +101,7 @@ def split_model(model: BlockList, axis: TensorAxis, pattern: str = EVERYTHING) -
     tied = tied_names(model)
     check_tied(chosen, names, tied, pattern)
     if axis.sequence_parallel and chosen != set(names):
-        raise refusal(
-            en=f"sequence_parallel needs every part split, as a whole one would miss the other ranks' tokens, but "
-            f"the pattern {pattern!r} leaves out {sorted(set(names) - chosen)[0]}: leave the pattern out.",
-            fr="sequence_parallel demande que toutes les parties soient découpées, car il manquerait à une partie "
-            f"entière les tokens des autres rangs, mais le motif {pattern!r} laisse de côté "
-            f"{sorted(set(names) - chosen)[0]} : retirez le motif.",
-        )
+        raise phrase.refused("sequence parallel in part", pattern=pattern, left_out=sorted(set(names) - chosen)[0])
     for number, block in enumerate(model.blocks):
         prefix = f"blocks.{number}."
         if type(block) in _HALVES:
@@ -109,7 +121,6 @@ def check_tied(chosen: set[str], names: Sequence[str], tied: Mapping[str, str], 
     """Refuse to split only one of the two parts that share a matrix.
 
     Args:
-        chosen: the parts that are split, of `names`.
         tied: the names of the shared parameter, as `tied_names` gives them.
 
     Raises:
@@ -119,13 +130,7 @@ def check_tied(chosen: set[str], names: Sequence[str], tied: Mapping[str, str], 
     # One of the two alone: the shared matrix would be split for one reader and whole for the other.
     if tied and len(ends & chosen) == 1:
         (split,), (part,) = ends & chosen, ends - chosen
-        raise refusal(
-            en=f"embedding and head share one matrix, but the pattern {pattern!r} splits {split} and leaves {part} "
-            "whole: write a pattern that matches both, e.g. embedding|head, or none of them.",
-            fr=f"l’embedding et la tête partagent une seule matrice, mais le motif {pattern!r} découpe {split} et "
-            f"laisse {part} entière : écrivez un motif qui vaut pour les deux, par exemple embedding|head, ou pour "
-            "aucune.",
-        )
+        raise phrase.refused("tied and split in part", pattern=pattern, split=split, part=part)
 
 
 def parallel_loss(model: BlockList) -> Loss:
@@ -139,14 +144,85 @@ def parallel_loss(model: BlockList) -> Loss:
 
 def _nothing_matches(model: str, pattern: str, names: list[str]) -> str:
     if not names:
-        return say(
-            en=f"{model} has no tensor-parallel form: use a model of the coatnet, vit, gpt or llama families, or tp=1.",
-            fr=f"{model} n’a pas de forme Tensor Parallel : prenez un modèle des familles coatnet, vit, gpt ou llama, "
-            "ou tp=1.",
-        )
-    return say(
-        en=f"no part of {model} matches {pattern!r}: its parts are called {names[0]}, …, {names[-1]}; write e.g. "
-        "attention, mlp, or blocks\\.[0-3]\\.",
-        fr=f"aucune partie de {model} ne correspond à {pattern!r} : elles s’appellent {names[0]}, …, {names[-1]} ; "
-        "écrivez par exemple attention, mlp, ou blocks\\.[0-3]\\.",
-    )
+        return phrase("no tensor-parallel form", model=model)
+    return phrase("no part matches", model=model, pattern=pattern, first_name=names[0], last_name=names[-1])
+
+
+class LinearShare(nn.Module):
+    """Linear layer of which a rank holds the outputs of its columns, or the inputs of its rows.
+
+    Args:
+        linear: `nn.Linear`, or transformers' `Conv1D`, whose weight is (in, out).
+        layer: how it is split.
+    """
+
+    weight: Tensor
+    bias: Any
+
+    def __init__(self, linear: nn.Module, layer: SplitLayer, axis: TensorAxis) -> None:
+        super().__init__()
+        self.axis, self.by_columns = axis, layer.style == "colwise"
+        self.transposed = not isinstance(linear, nn.Linear)
+        # Columns are the out-features: dimension 0 in nn.Linear, 1 in Conv1D; rows are the other dimension.
+        self.split_dims = {"weight": int(self.by_columns == self.transposed)}
+        if self.by_columns and linear.bias is not None:
+            self.split_dims["bias"] = 0
+        self.split_parts = dict.fromkeys(self.split_dims, layer.parts)
+        for name in ("weight", "bias"):
+            tensor = getattr(linear, name)
+            if name in self.split_dims:
+                # Of a fused layer this rank's share of every part, not one contiguous run.
+                indices = own_columns(layer.parts, axis.size, axis.rank, tensor.device)
+                tensor = nn.Parameter(tensor.detach().index_select(self.split_dims[name], indices))
+            self.register_parameter(name, tensor)
+        self.train(linear.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(…, D)`` to ``(…, f)``, or ``(…, d)`` to ``(…, F)``."""
+        weight = self.weight.T if self.transposed else self.weight
+        bias: Tensor | None = self.bias
+        if self.by_columns:
+            # Who: the ranks of the axis, in backward. What: the gradient of x, all-reduced. How much: its bytes.
+            return F.linear(copy(x, self.axis), weight, bias)
+        # Who: the ranks of the axis. What: their partial products (…, F), all-reduced. How much: its bytes.
+        y = add_up(F.linear(x, weight), self.axis)
+        # After the sum: added by every rank before it, the bias would count n times.
+        return y if bias is None else y + bias.to(y.dtype)
+
+
+def split_linears(model: BlockList, axis: TensorAxis, regions: Iterable[Region]) -> BlockList:
+    """Replace the linear layers of the regions by this rank's part of them, in place."""
+    for region in regions:
+        block = model.parts[region.block]
+        for layer in region.layers:
+            module_path, _, leaf = layer.path.rpartition(".")
+            setattr(block.get_submodule(module_path), leaf, LinearShare(block.get_submodule(layer.path), layer, axis))
+        put(block, region.settings)
+        inner: dict[str, list[str]] = {}
+        for path in region.inner:
+            module_path, _, leaf = path.rpartition(".")
+            inner.setdefault(module_path, []).append(leaf)
+        for module_path, names in inner.items():
+            _share(block.get_submodule(module_path), names, axis)
+    return model
+
+
+def _share(module: nn.Module, names: Sequence[str], axis: TensorAxis) -> None:
+    """Let a module compute with parameters whose gradients are summed over the ranks, each of which has its heads'.
+
+    Who: the ranks of the axis, in backward. What: these gradients, all-reduced. How much: their bytes.
+    """
+    plain: Callable[..., Any] = module.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        parameters = {name: module._parameters[name] for name in names}
+        try:
+            for name, parameter in parameters.items():
+                assert parameter is not None
+                module._parameters[name] = copy(parameter, axis)  # type: ignore[assignment]  # for this call alone
+            return plain(*args, **kwargs)
+        finally:
+            module._parameters.update(parameters)
+
+    # An attribute of the instance, which goes before the method of the class.
+    module.forward = forward

@@ -26,9 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlojz.by_hand.tensor.axis import ALONE, TensorAxis, own_slice, share_bounds
+from dlojz.by_hand.tensor.axis import ALONE, TensorAxis, enter, own_slice, share_bounds
 from dlojz.by_hand.tensor.layers import ColumnParallelLinear, RowParallelLinear, SequenceNorm
-from dlojz.by_hand.tensor.operators import enter
 from dlojz.models.blocks import TransformerBlock, VocabularyHead, merge_heads, split_heads
 from dlojz.models.coatnet import AttentionBlock, PoolingHead, RelativeAttention
 from dlojz.models.llama import LlamaBlock, attended_heads

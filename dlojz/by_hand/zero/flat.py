@@ -14,14 +14,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dlojz.base.language import refusal
+from dlojz.base.language import Sentences
 from dlojz.by_hand.ddp import give_from_first, pieces_of, ranks_of
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 
 class FlatWeights:
@@ -43,13 +46,7 @@ class FlatWeights:
         self.parameters, self.group = list(parameters), group
         types = sorted({str(parameter.dtype) for parameter in parameters})
         if len(types) > 1:
-            raise refusal(
-                en=f"weights of several types were received ({', '.join(types)}), but a flat tensor has one: cast "
-                "the model first, e.g. model.float(), or put them into separate units.",
-                fr=f"des poids de plusieurs types ont été reçus ({', '.join(types)}), mais un tenseur à plat n’en "
-                "a qu’un : convertissez d’abord le modèle, par exemple model.float(), ou mettez-les dans des "
-                "unités séparées.",
-            )
+            raise phrase.refused("several types", types=", ".join(types))
         self.rank, self.size = ranks_of(group)
         self.shapes = [parameter.shape for parameter in self.parameters]
         # ⌈Ψ / N⌉: the padding lies at the end, in the last share.
@@ -91,7 +88,6 @@ def check_elementwise(make_optimizer: MakeOptimizer, device: torch.device) -> No
     """Check that an optimizer is elementwise: a small matrix, whole, then flat and cut in two, gives the same numbers.
 
     Args:
-        make_optimizer: makes the optimizer from a list of tensors.
         device: where it will work.
 
     Raises:
@@ -117,12 +113,7 @@ def _updated(weights: list[Tensor], make_optimizer: MakeOptimizer, device: torch
     optimizer: Any = make_optimizer(parameters)
     name = type(optimizer).__name__
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise refusal(
-            en=f"make_optimizer must return a torch optimizer, but {name} was returned: give, for instance, "
-            "lambda shares: torch.optim.AdamW(shares, lr=1e-3).",
-            fr=f"make_optimizer doit renvoyer un optimiseur torch, mais {name} a été renvoyé : donnez, par "
-            "exemple, lambda shares: torch.optim.AdamW(shares, lr=1e-3).",
-        )
+        raise phrase.refused("no optimizer", name=name)
     for step in range(1, _STEPS + 1):
         for parameter in parameters:
             # Another gradient in each step, itself elementwise: whole and cut weights get the same numbers.
@@ -135,13 +126,7 @@ def _updated(weights: list[Tensor], make_optimizer: MakeOptimizer, device: torch
 
 
 def _refuse(name: str) -> NoReturn:
-    raise refusal(
-        en=f"ZeRO cannot shard {name}: its update of one weight depends on others of the same layer, which lie on "
-        "other ranks; use one that treats each weight by itself, such as SGD, Adam or AdamW.",
-        fr=f"ZeRO ne peut pas partager {name} : sa mise à jour d’un poids dépend d’autres poids de la même couche, "
-        "qui se trouvent sur d’autres rangs ; prenez-en un qui traite chaque poids séparément, comme SGD, Adam ou "
-        "AdamW.",
-    )
+    raise phrase.refused("not elementwise", name=name)
 
 
 class Zero(nn.Module):
@@ -173,10 +158,7 @@ class Zero(nn.Module):
         self.trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if not self.trainable:
             name = type(module).__name__
-            raise refusal(
-                en=f"no parameter of {name} needs a gradient: set requires_grad=True on those to train.",
-                fr=f"aucun paramètre de {name} ne demande de gradient : mettez requires_grad=True pour en entraîner.",
-            )
+            raise phrase.refused("no parameter", name=name)
         check_elementwise(make_optimizer, self.trainable[0].device)
         previous_zero = module.__dict__.pop("_zero", lambda: None)()
         if previous_zero is not None:  # a cell of a notebook is run twice
@@ -226,7 +208,4 @@ class Zero(nn.Module):
 
     def _check_gradients(self) -> None:
         if self.shares[0].grad is None:  # backward gives all shares theirs
-            raise refusal(
-                en="step() found no gradient: call backward(loss) first.",
-                fr="step() n’a trouvé aucun gradient : appelez d’abord backward(loss).",
-            )
+            raise phrase.refused("no gradient")

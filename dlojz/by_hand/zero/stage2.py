@@ -14,15 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dlojz.base.language import MEBIBYTE, refusal
+from dlojz.base.language import MEBIBYTE, Sentences
 from dlojz.by_hand.ddp import fill_buckets
 from dlojz.by_hand.zero.flat import FlatWeights, MakeOptimizer, Zero
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 BUCKET_BYTES = 1 * MEBIBYTE
 """Small enough that the lab's smallest models fill several; for a large model on GPUs, 25 MiB is usual."""
@@ -32,7 +35,6 @@ class ZeroStage2(Zero):
     """Model whose optimizer states and gradients are sharded. Use: see `Zero`.
 
     Args:
-        module, make_optimizer, group: see `Zero`.
         bucket_bytes: a bucket leaves once it holds so much.
 
     Raises:
@@ -48,10 +50,7 @@ class ZeroStage2(Zero):
         group: dist.ProcessGroup | None = None,
     ) -> None:
         if bucket_bytes < 1:
-            raise refusal(
-                en=f"bucket_bytes must be at least 1, but {bucket_bytes!r} was received: the default is 1 MiB.",
-                fr=f"bucket_bytes doit valoir au moins 1, mais {bucket_bytes!r} a été reçu (par défaut : 1 Mio).",
-            )
+            raise phrase.refused("no bucket", bucket_bytes=bucket_bytes)
         super().__init__(module, make_optimizer, group=group)
         # Backward reaches the last layers first: in reverse order, the first buckets are full early.
         buckets = fill_buckets(self.trainable[::-1], bucket_bytes)
@@ -90,10 +89,7 @@ class ZeroStage2(Zero):
     def _gradient_is_ready(self, number: int, parameter: Tensor) -> None:
         """Autograd has made `parameter.grad`; reduce every bucket that is full. A full one waits for those before."""
         if not self._in_backward:
-            raise refusal(
-                en="loss.backward() leaves whole gradients on this rank: call backward(loss) of the ZeRO model.",
-                fr="loss.backward() laisse des gradients entiers sur ce rang : appelez backward(loss) du modèle ZeRO.",
-            )
+            raise phrase.refused("gradients whole")
         self._missing[number] -= 1
         while self._next < len(self.flats) and not self._missing[self._next]:
             self._reduce_next()

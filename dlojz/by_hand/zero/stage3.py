@@ -33,7 +33,6 @@ class ShardedWeights(FlatWeights):
     """Weights of one unit.
 
     Args:
-        parameters, group: see `FlatWeights`.
         compute_dtype: type in which they are gathered; by default their own.
 
     Attributes:
@@ -153,7 +152,6 @@ class ZeroStage3(ZeroStage2):
     It is stage 2 with one bucket per unit, whose weights come and go.
 
     Args:
-        module, make_optimizer, group: see `Zero`.
         units: the submodules whose weights are gathered together, in the order of the forward pass; by default
             `module.blocks`, else the module's children. Parameters in none of them, or in two, are gathered for the
             whole of forward and backward.

@@ -22,8 +22,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from dlojz.base.language import format_bytes, localized, percent, refusal, say, significant
 from dlojz.base.table import Table, safe, tables_html, visible
 from dlojz.by_hand.collectives.algorithm_catalogue import ADDING, ALGORITHMS, algorithm, check_size
-from dlojz.by_hand.collectives.alpha_beta_fit import AlphaBetaFit
-from dlojz.by_hand.collectives.cost import crossover_bytes, terms
+from dlojz.by_hand.collectives.cost import AlphaBetaFit, crossover_bytes, terms
 from dlojz.by_hand.collectives.simulation import Held, Simulation, Transfer, simulate
 from dlojz.display.canvas import LabFigure, below, caption, finish, key, logarithmic, new_figure, phrase, plain
 from dlojz.display.collective_text import format_bandwidth, format_latency, held_words, number_words, step_words

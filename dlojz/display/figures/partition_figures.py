@@ -37,7 +37,7 @@ from dlojz.pipeline.simulator import UNIT_COSTS, Timeline, simulate
 from dlojz.results.record import RunRecord
 
 if TYPE_CHECKING:
-    from dlojz.pipeline.block_weights import BlockWeights
+    from dlojz.pipeline.partition import BlockWeights
 
 MOST_LINES = 8
 """Ranks whose lateness is drawn: more lines than these are not told apart."""

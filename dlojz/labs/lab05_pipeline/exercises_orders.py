@@ -18,10 +18,10 @@ from dlojz.labs.kit.exercise import Said, Wrong, kind_of
 from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
 from dlojz.labs.kit.judges import refuse_nothing
 from dlojz.pipeline.analysis import fraction, overhead, total_time
-from dlojz.pipeline.optimum.shortest_schedule import optimum
 from dlojz.pipeline.orders.zero_bubble import list_schedule
 from dlojz.pipeline.schedule import Action, Costs, Schedule, parse_action
 from dlojz.pipeline.schedule_catalogue import build
+from dlojz.pipeline.shortest_schedule import optimum
 from dlojz.pipeline.simulator import peak_activations, simulate
 from dlojz.pipeline.validity import problems
 

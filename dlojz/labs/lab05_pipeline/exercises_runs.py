@@ -2,7 +2,7 @@
 
 Gradients of a stage are those of one process that runs all stages; shapes and types of the boundary change from case to
 case. A cut is judged by its loads against the fewest stages that exist. Stale SGD follows
-`dlojz.pipeline.orders.stale_weights`. DeepSpeed's JSON is judged by what DeepSpeed would do with it.
+`dlojz.pipeline.orders.asynchronous`. DeepSpeed's JSON is judged by what DeepSpeed would do with it.
 """
 
 from __future__ import annotations

@@ -25,13 +25,12 @@ from dlojz.labs.kit.exercise import Sentences, Verdict, Wrong, or_to_do
 from dlojz.labs.kit.figures import labelled, panel, pictured, plot_lines, unmeasured
 from dlojz.labs.lab05_pipeline.exercises_orders import read_schedule, refuse_invalid
 from dlojz.labs.lab05_pipeline.exercises_runs import FirstFit, StaleSgd, largest_step, smallest_bottleneck
-from dlojz.pipeline.block_weights import block_weights
 from dlojz.pipeline.exchange_formats import to_csv
-from dlojz.pipeline.optimum.shortest_schedule import optimum
-from dlojz.pipeline.orders.stale_weights import threshold, version_audit
-from dlojz.pipeline.partition import PEERS, Partition
+from dlojz.pipeline.orders.asynchronous import threshold, version_audit
+from dlojz.pipeline.partition import PEERS, Partition, block_weights
 from dlojz.pipeline.schedule import Costs, Schedule
 from dlojz.pipeline.schedule_catalogue import build, entry, schedule_of
+from dlojz.pipeline.shortest_schedule import optimum
 from dlojz.pipeline.simulator import MeasuredOverlay, overlay, peak_activations, simulate
 from dlojz.pipeline.validity import check
 from dlojz.running.run import Run

@@ -24,11 +24,11 @@ from dlojz.config.run_config import Observation
 from dlojz.labs.kit.exercise import Said, Sentences, Verdict, Wrong, show
 from dlojz.labs.kit.lab import SCRIPT, Lab
 from dlojz.labs.script.growing_script import LAYOUTS, number_of_lab
-from dlojz.libraries.scripts.rank_report import Trial, rank_reports, title_of
 from dlojz.libraries.scripts.script_parity import (
     SAME_LOSS,
     SAME_ON_ONE,
     SHARED_SAMPLES,
+    Trial,
     check_averaged,
     check_gradients,
     check_group,
@@ -39,6 +39,8 @@ from dlojz.libraries.scripts.script_parity import (
     check_steps,
     check_trained_alike,
     differing_step,
+    rank_reports,
+    title_of,
 )
 from dlojz.results.record import RunRecord
 from dlojz.running.launch import run

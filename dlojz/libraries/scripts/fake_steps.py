@@ -57,12 +57,7 @@ def _is_leaf(tensor: Tensor) -> bool:
 
 
 class FakeCopier:
-    """Copier of a model with its wrappers: tensors become fake, other objects of the script's stay the same.
-
-    Args:
-        mode: of the fake tensors.
-        see: called with each fake tensor that is made.
-    """
+    """Copier of a model with its wrappers: tensors become fake, other objects of the script's stay the same."""
 
     def __init__(self, mode: FakeTensorMode, see: Callable[[Tensor], object]) -> None:
         self._mode, self._see = mode, see
@@ -233,7 +228,6 @@ class FakeSteps(NamedTuple):
     """What the probes have read off the steady step.
 
     Attributes:
-        footprint: of this rank.
         at_peak: bytes by module and category at the peak; under an empty name what belongs to no module.
     """
 
@@ -349,13 +343,7 @@ class _Driver:
 
 
 def run_fake_steps(config: RunConfig, training: ScriptTraining, groups: dict[str, str]) -> FakeSteps:
-    """Run a script's training on fake tensors until its steady step.
-
-    Args:
-        config: of the script.
-        training: as recognised.
-        groups: axis of each process group with a name.
-    """
+    """Run a script's training on fake tensors until its steady step."""
     if importlib.util.find_spec("torch.distributed._meta_registrations") is None:  # before torch 2.11
         importlib.import_module("torch.distributed._tools.fake_collectives")  # collectives of fake tensors send nothing
     device = next(training.step.models[0].parameters()).device

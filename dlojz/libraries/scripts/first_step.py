@@ -91,9 +91,6 @@ class FirstStep(TorchFunctionMode):
 
     As a mode it is entered between the end of the model's forward pass and backward only. Tensors are not kept. A fault
     of the recording ends it, and is told in the place of the prediction: the training goes on.
-
-    Args:
-        device_type: whose autocast counts.
     """
 
     def __init__(self, device_type: str) -> None:
@@ -341,9 +338,6 @@ class StepRecordings:
     """Recordings of a script's later steps, of which the one that is measured is predicted.
 
     A recording that waits until its step is measured holds no model and no optimizer alive.
-
-    Args:
-        device_type: whose autocast counts.
     """
 
     def __init__(self, device_type: str) -> None:
@@ -362,11 +356,7 @@ class StepRecordings:
         return self.present
 
     def keep(self, step: int, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """End the recording of a step, and keep it.
-
-        Args:
-            optimizers: that have stepped.
-        """
+        """End the recording of a step, and keep it."""
         recording, self.present = self.present, None
         if recording is None:
             return
@@ -569,9 +559,6 @@ class ScriptModel(NestedBlocks):
     """Copy of a script's model as blocks, whose forward pass repeats the first step's calls up to the loss.
 
     Args:
-        module: the copy, without wrappers.
-        parts: paths of its blocks.
-        step: what was recorded.
         autocast: type of all calls, in place of the recorded one.
         device_type: of the copy's tensors.
     """

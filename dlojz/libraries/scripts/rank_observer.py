@@ -1,6 +1,6 @@
 """Observe a script on a rank: what it read, held, averaged and saved, for whoever compares processes.
 
-The report is `observed/rank-N.json` of the run's folder, whose keys are the fields of `rank_report.RankReport`, and
+The report is `observed/rank-N.json` of the run's folder, whose keys are the fields of `script_parity.RankReport`, and
 `batches`: the samples that its loaders drew, by index, of each loader and each pass. A run on one process can read what
 the ranks of another run have read, joined to one batch (`Observation.batches_of`). The report is also written where the
 script fails, with what was seen until then.
@@ -43,7 +43,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from dlojz.base.files import write_atomic
 from dlojz.config.run_config import Observation
-from dlojz.libraries.scripts.rank_report import COMPARED_STEPS, OBSERVED, RankReport
+from dlojz.libraries.scripts.script_parity import COMPARED_STEPS, OBSERVED, RankReport
 from dlojz.libraries.step_ledger import tensors_in
 from dlojz.libraries.training_watch import keywords_of_call
 

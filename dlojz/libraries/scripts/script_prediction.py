@@ -159,12 +159,8 @@ def predict_training(
     """Predict a steady step of a script on rank 0; a note in the answer says what is not predicted, and why.
 
     Args:
-        config: of the script.
-        step: its first one, as far as it got.
-        optimizers: those that it has made.
         device: the GPU's kind, where the lab knows it.
         on_gpu: whether it trains on a GPU.
-        groups: axis of each process group with a name.
         limit_bytes: memory of a rank; the levers are predicted where the peak comes near it. 0: in any case.
         other_bytes: bytes that other trained models and optimizers of the script hold, by category.
     """

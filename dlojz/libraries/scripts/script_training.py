@@ -80,7 +80,6 @@ def use_of(
     """Run two updates of each optimizer on fake tensors of its parameters' (or its shards') shapes.
 
     Args:
-        optimizers: those that update.
         on_gpu: whether they do so on a GPU.
         in_turn: tensors that an optimizer updates one after the other, where they are not its parameters.
         without: identities of parameters that get no gradient.
@@ -255,7 +254,6 @@ class ScriptTraining:
         kept_units: those of them whose weights stay whole between forward and backward.
         ranks: that divide the model, or under DDP that hold it whole.
         replicas: groups of such ranks, each with all shards (HSDP).
-        optimizers: those that update.
         in_turn: tensors that they update one after the other, where these are not their parameters.
         optimizer_ranks: ranks among which states and update are divided.
         copied: copy of each parameter, by the identity of the script's own.

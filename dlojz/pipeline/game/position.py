@@ -27,7 +27,6 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import Sentences, language, shortest
 from dlojz.pipeline.analysis import gaps, lower_bound
 from dlojz.pipeline.exchange_formats import read_csv
-from dlojz.pipeline.optimum.shortest_schedule import Objective, optimum
 from dlojz.pipeline.schedule import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -39,6 +38,7 @@ from dlojz.pipeline.schedule import (
     Schedule,
 )
 from dlojz.pipeline.schedule_catalogue import SCHEDULES, build
+from dlojz.pipeline.shortest_schedule import Objective, optimum
 from dlojz.pipeline.simulator import Timeline, deltas, input_delay, simulate
 from dlojz.pipeline.validity import check
 

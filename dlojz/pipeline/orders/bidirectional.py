@@ -115,7 +115,6 @@ def _steps(order: OrderBuilder, near_side: Side, far_side: Side, outer: int, hal
     """Write the eight steps of a rank.
 
     Args:
-        order: receives them.
         near_side, far_side: phase 0 and phase 1 of the rank.
         outer: distance of the rank from its end of the pipe; `half` − 1 where the sides meet.
         half: ranks from that end to where the sides meet.
@@ -172,7 +171,6 @@ def hanayo(ranks: int, micro_batches: int, waves: int = 1, costs: Costs = UNIT_C
     deepest stage. This is our reading of the paper, which gives the rule but no table of orders.
 
     Args:
-        ranks: number of ranks p.
         micro_batches: any number; the paper runs p at a time.
         waves: W, at least 1; a rank holds 2W chunks.
         costs: times of forward and backward with which the order is found (latency is left out).

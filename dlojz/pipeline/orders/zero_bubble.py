@@ -43,13 +43,16 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from pathlib import Path
 from typing import Literal
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal, say, shortest
+from dlojz.base.language import Sentences, one_of, shortest
 from dlojz.pipeline.orders.synchronous import OrderBuilder, counted, need_micro_batches, put_off, zigzag
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, COST_OF, FORWARD, Action, Costs, Schedule
 from dlojz.pipeline.simulator import UNIT_COSTS, deltas
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 
 def zb_h1(ranks: int, micro_batches: int) -> Schedule:
@@ -152,8 +155,6 @@ def zero_bubble(ranks: int, micro_batches: int, memory_limit: float, costs: Cost
     """Choose the shortest of the eight schedules of the zero-bubble heuristic.
 
     Args:
-        ranks: stages, one per rank, at least 1.
-        micro_batches: at least 1.
         memory_limit: activations that a rank may keep, in micro-batches of a stage (M_B of the paper is
             `costs.kept_for_input`, M_W is `costs.kept_for_weight`); `ranks` gives ZB-1p, `2 * ranks` ZB-2p.
         costs: times per stage and of messages.
@@ -171,11 +172,12 @@ def zero_bubble(ranks: int, micro_batches: int, memory_limit: float, costs: Cost
     # The most that one micro-batch takes on a stage, before or after its backward for the input.
     minimum = max(max(pair) for pair in pairs)
     if memory_limit < minimum - _MARGIN:
-        raise refusal(
-            en=f"a memory limit of {shortest(memory_limit)} is less than one micro-batch of a stage "
-            f"({shortest(minimum)}): give {shortest(minimum)} or more; ZB-1p has {ranks}, ZB-2p has {2 * ranks}.",
-            fr=f"une limite mémoire de {shortest(memory_limit)} est inférieure à un micro-batch d’un étage "
-            f"({shortest(minimum)}) : donnez au moins {shortest(minimum)} ; ZB-1p a {ranks}, ZB-2p a {2 * ranks}.",
+        raise phrase.refused(
+            "memory limit too small",
+            memory_limit=shortest(memory_limit),
+            minimum=shortest(minimum),
+            ranks=ranks,
+            twice_ranks=2 * ranks,
         )
     tries = [
         _Plan(ranks, micro_batches, memory_limit, costs, late, backward_first, greedy).run()
@@ -361,9 +363,6 @@ class RankState:
     """State of the rank that chooses, which a priority may look at.
 
     Attributes:
-        rank, ranks: which one, of how many.
-        micro_batches: of the step.
-        time: now.
         held: activations that it keeps, in stage-micro-batches.
         room: whether its cap lets it take one more.
         forwards_left: forwards that it has not run yet, of all its stages.
@@ -415,8 +414,6 @@ def list_schedule(
     """Schedule greedily: every rank always runs, of all actions that are ready, the first by its priority.
 
     Args:
-        ranks: number of ranks, at least 1.
-        micro_batches: micro-batches of a step, at least 1.
         placement: rank of each stage, in order of the stages; by default stage s is on rank s.
         priority: "forward-first", "backward-first", or a function of a ready action and of the state of the rank; the
             smallest value runs first, None means not now.
@@ -434,12 +431,7 @@ def list_schedule(
     if isinstance(priority, str) and priority not in PRIORITIES:
         raise LabError(one_of("priority", priority, tuple(PRIORITIES)))
     if set(stages) != set(range(ranks)):
-        raise refusal(
-            en=f"the placement {stages} must give every one of the {ranks} ranks (0 to {ranks - 1}) a stage, and "
-            "no other rank.",
-            fr=f"le placement {stages} doit donner un étage à chacun des {ranks} rangs (0 à {ranks - 1}), et à "
-            "aucun autre.",
-        )
+        raise phrase.refused("no placement", stages=stages, ranks=ranks, last_rank=ranks - 1)
     rule = PRIORITIES[priority] if isinstance(priority, str) else priority
     run = _Run(stages, micro_batches, rule, _caps(cap, ranks), split, costs)
     run.all()
@@ -454,10 +446,7 @@ def _caps(cap: Cap | None, ranks: int) -> list[float]:
     if isinstance(cap, int | float):
         return [float(cap)] * ranks
     if len(cap) != ranks:
-        raise refusal(
-            en=f"cap holds {len(cap)} values for {ranks} ranks: give one per rank, or one for all.",
-            fr=f"cap contient {len(cap)} valeurs pour {ranks} rangs : donnez-en une par rang, ou une pour tous.",
-        )
+        raise phrase.refused("other number of caps", cap=len(cap), ranks=ranks)
     return [float(rank_cap) for rank_cap in cap]
 
 
@@ -561,10 +550,4 @@ class _Run:
     def _stuck(self) -> str:
         rank = next(r for r, queue in enumerate(self.queues) if any(self.taken[q] < self.micro_batches for q in queue))
         load, cap = self.states[rank].held, self.caps[rank]
-        return say(
-            en=f"with this priority and cap nobody can go on: rank {rank} keeps {shortest(load)} stage-micro-batches "
-            f"of at most {shortest(cap)}, and what it waits for waits for it. Raise the cap, or put backwards first.",
-            fr=f"avec cette priorité et ce plafond, personne ne peut continuer : le rang {rank} garde {shortest(load)} "
-            f"micro-batches d’étage sur {shortest(cap)} au plus, et ce qu’il attend l’attend. Relevez le plafond, ou "
-            "faites passer les passes arrière d’abord.",
-        )
+        return phrase("nobody goes on", rank=rank, load=shortest(load), cap=shortest(cap))

@@ -5,7 +5,7 @@ the first error of each rank is shown, and no guess.
 
 A collective hangs because of the rank that did something else, not of those that waited for it. NCCL's watchdog numbers
 the collectives of each rank (`SeqNum`), and so does torch's flight recorder, whose last entries each rank writes when
-it fails, or no longer ends a step (`processes/flight_recorder.py`): the ranks of a group number their collectives
+it fails, or no longer ends a step (`processes/hang_diagnosis.py`): the ranks of a group number their collectives
 alike. So the rank with a smaller number, another operation or another size, or without a time-out at all, is the one
 the others waited for.
 
@@ -85,7 +85,7 @@ def calls_of(events: Sequence[Mapping[str, Any]]) -> Calls:
 def _legal(calls: object) -> dict[int, tuple[str, ...]]:
     legal_calls: dict[int, tuple[str, ...]] = {}
     for call in calls if isinstance(calls, list) else ():
-        # As `flight_recorder.last_calls` writes it: [number, operation, type, shape].
+        # As `hang_diagnosis.last_calls` writes it: [number, operation, type, shape].
         if isinstance(call, list) and len(call) == 4 and type(call[0]) is int:
             legal_calls[call[0]] = tuple(visible(str(word))[:_MOST_CHARACTERS] for word in call[1:])
     return legal_calls
@@ -110,7 +110,7 @@ def call_mismatch(calls: Mapping[int, Calls]) -> CallMismatch | None:
     for group in sorted({group for rank_calls in calls.values() for group in rank_calls}):
         members = {rank: rank_calls[group] for rank, rank_calls in sorted(calls.items()) if group in rank_calls}
         for number in sorted({number for group_calls in members.values() for number in group_calls}):
-            # Only of ranks that still have this number: each keeps but its last calls (`flight_recorder.KEPT`).
+            # Only of ranks that still have this number: each keeps but its last calls (`hang_diagnosis.KEPT`).
             came = {
                 rank: _described(number, group_calls[number])
                 for rank, group_calls in members.items()
@@ -444,7 +444,6 @@ class Diagnosis:
     """Diagnosis of a run, for a notebook or a terminal.
 
     Args:
-        run_id, title, state, reason: of the run.
         findings: the cause; empty if nothing is wrong, or no rule applies.
         errors: the first error of each rank that printed one, then of the launcher and of the job.
         memory: of a run out of memory; None otherwise.
@@ -549,10 +548,6 @@ def standstill(events_by_rank: Mapping[int, Sequence[Mapping[str, Any]]], now_s:
 
     Before the first step it is told only where ranks wait for one: what comes before a training may take its time. A
     rank that notes nothing for longer than the others took to note that they stand still is silent: stopped, or lost.
-
-    Args:
-        events_by_rank: as the ranks wrote them.
-        now_s: time of the Unix clock.
     """
     newest: dict[int, Mapping[str, Any]] = {}
     for rank, events in events_by_rank.items():
@@ -589,12 +584,7 @@ _SILENT_S = 20.0
 
 
 class StandstillReport:
-    """Reader of a run that goes on, which tells once what it stands still for, and again when that changes.
-
-    Args:
-        folder: of the run.
-        tell: called with the sentences.
-    """
+    """Reader of a run that goes on, which tells once what it stands still for, and again when that changes."""
 
     def __init__(self, folder: Path, tell: Callable[[str], object]) -> None:
         self._folder, self._tell = folder, tell

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dlojz.base.language import refusal, say
-from dlojz.processes.flight_recorder import calls_in
+from dlojz.processes.hang_diagnosis import calls_in
 from dlojz.running.ending import CALL, EXCEPTION, TRACEBACK, split_rank
 from dlojz.running.failures.diagnosis import Calls
 from dlojz.running.failures.signatures import Signature, phase_of, recognise

@@ -65,15 +65,9 @@ def memory_lines(report: PostMortem) -> list[str]:
         request, source = format_bytes(report.asked_bytes), say(en="measured", fr="mesuré")
         if not report.measured:
             source = say(en="predicted", fr="prédit")
-        lines += [
-            "",
-            phrase("one request too large", request=request, source=source),
-        ]
+        lines += ["", phrase("one request too large", request=request, source=source)]
     elif report.limit_bytes and not report.limit_explains:
-        lines += [
-            "",
-            phrase("well below the limit"),
-        ]
+        lines += ["", phrase("well below the limit")]
     # What is kept from step to step is what to look for: a smaller step only puts off the end.
     return lines if growth is not None else [*lines, "", *_lever_lines(report)]
 

@@ -67,7 +67,6 @@ def finish(folder: Path, code: int, *, stopped: bool = False, ran_s: float = 0.0
     """Write the record of a run whose job is ending.
 
     Args:
-        code: srun's exit code.
         stopped: whether the job's shell got SIGTERM: cancelled, or out of time.
         ran_s: seconds since the job started.
         start: name of this start of the job.

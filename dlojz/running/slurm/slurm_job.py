@@ -284,7 +284,7 @@ def send(folder: Path, runs: Sequence[tuple[Path, Job]]) -> list[Job]:
         # It may have taken the job all the same.
         number = _number_by_name(runs[0][1]) or ""
         if not number:
-            raise LabError(phrase("scheduler did not say", name=runs[0][1].name, error=error)) from None
+            raise phrase.refused("scheduler did not say", name=runs[0][1].name, error=error) from None
     except LabError as error:
         for run, _ in runs:
             record_refusal(run, str(error))

@@ -134,13 +134,7 @@ class QueueLine(Contract):
 
 def squeue_argv(user: str) -> list[str]:
     """Return the command that lists all jobs of a user, those that ended just now included."""
-    return [
-        "squeue",
-        "--noheader",
-        "--states=all",
-        f"--user={user}",
-        f"--format={FIELD_END.join(_FORMAT)}{RECORD_END}",
-    ]
+    return ["squeue", "--noheader", "--states=all", f"--user={user}", f"--format={FIELD_END.join(_FORMAT)}{RECORD_END}"]
 
 
 def sacct_argv(job_ids: Iterable[str]) -> list[str]:
@@ -422,10 +416,8 @@ def ask(
     """Run one program of the scheduler to its end, or for `timeout_s` seconds; it never raises.
 
     Args:
-        argv: the program and its arguments.
         timeout_s: seconds until it is killed, with the processes it has started.
         folder: in which it runs; by default the current one.
-        variables: added to the clean environment.
     """
     try:
         process = subprocess.Popen(
@@ -500,7 +492,6 @@ class JobView:
         state, reason: raw, e.g. `TIMEOUT` and `PartitionTimeLimit`; the last known ones where the standing is unknown.
         start_utc, end_utc: when it started and ends, or is expected to; empty where that is not known.
         age_s: seconds since the scheduler answered; None if it never has.
-        number, name, nodes, partition: of the job.
         left, limit: time left and time limit, as the scheduler writes them.
         exit_code: `code:signal`, where the accounting tells it.
         problem: why there is no answer, in the scheduler's words.

@@ -125,8 +125,6 @@ def gather_piece(flat: FlatWeights, number: int, share: Tensor) -> Tensor:
     """Gather one parameter's part of a flat tensor on every rank from the ranks' shares; a collective call.
 
     Args:
-        flat: layout of the parameters.
-        number: of the parameter.
         share: this rank's share of a tensor laid out as the weights: weights or a moment.
     """
     shape = flat.shapes[number]
@@ -158,7 +156,6 @@ class PassOptimizer(torch.optim.Optimizer):
     Args:
         module: the model.
         config: the run; its `update` says which pass updates.
-        make_optimizer: makes the optimizer of one parameter.
         hooked: whether backward itself calls the update; otherwise whoever averages gradients does.
     """
 

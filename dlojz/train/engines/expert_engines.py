@@ -59,7 +59,6 @@ class ExpertShare(TensorShare):
 
     Args:
         model: the whole model, before its experts are sharded.
-        loss: mean loss of whole logits.
     """
 
     def __init__(self, config: RunConfig, model: nn.Module, axes: Axes, loss: Loss) -> None:

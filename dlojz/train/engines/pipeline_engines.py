@@ -292,12 +292,7 @@ class ByHandPipelineEngine(PipelineEngine):
         super().build(blocks)
         self._twins = self._twin_groups()
         self._runtime = PipelineRuntime(
-            self.schedule,
-            self.modules,
-            self.boundaries,
-            self.loss,
-            group=self.pp_group,
-            perform=self._perform,
+            self.schedule, self.modules, self.boundaries, self.loss, group=self.pp_group, perform=self._perform
         )
 
     def run_schedule(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
@@ -370,7 +365,6 @@ def torch_schedule(
 
     Args:
         schedule: any that torch can execute.
-        stages: this rank's, in order.
         loss: mean loss of one micro-batch.
 
     Raises:

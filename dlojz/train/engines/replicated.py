@@ -56,9 +56,7 @@ def attach_hook(
 
     Args:
         model: wrapped by DDP, with no hook yet.
-        layout: of the run.
         steps: of the run, of which PowerSGD leaves the first ones alone (`schedules.powersgd_start`).
-        group: the replicas; by default all ranks.
     """
     # Who: all replicas, bucket after bucket, as backward fills them. What: the bucket's gradients in 2 bytes each, all-
     # reduced; or three all-reduces: of what is too small to be worth it, in fp32, of all P (rows × rank), and of all Q

@@ -42,7 +42,6 @@ def shard(config: RunConfig, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     Args:
         config: the run; its layout says whether gathered weights are freed after forward.
         module: a model, or one stage of a pipeline; where it is split along a tensor axis, its shards are split again.
-        mesh: the ranks of the data axis.
     """
     policy = MixedPrecisionPolicy()
     if config.precision == "bf16":

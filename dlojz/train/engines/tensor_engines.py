@@ -17,7 +17,7 @@ embeddings that images need.
 The gradient of a split embedding is made whole on every rank (V × D, torch's rule), but for DDP and FSDP2, which cut it
 at once.
 
-A model from elsewhere is split into plain tensors with the lab's operators (`dlojz.by_hand.tensor.split_linears`),
+A model from elsewhere is split into plain tensors with the lab's operators (`dlojz.by_hand.tensor.split`),
 whatever the engine of the data axis.
 
 Source: torch 2.13, `torch/distributed/tensor/parallel/style.py`; Shoeybi et al. 2019 (arXiv 1909.08053), §3;
@@ -62,7 +62,6 @@ class TensorShare:
 
     Args:
         model: the whole model, with the same weights on every rank; its blocks are replaced.
-        loss: mean loss of whole logits.
 
     Attributes:
         loss: mean loss of the output of this rank's last block.
@@ -150,8 +149,6 @@ def parallelize(config: RunConfig, blocks: BlockList, axis: TensorAxis, mesh: De
     Args:
         config: the run; its layout says which parts are split, and whether the sequence is.
         blocks: the whole model, with the same weights on every rank.
-        mesh: the ranks of the axis, for torch.
-        loss: mean loss of whole logits.
 
     Returns:
         The mean loss of the last block's output on this rank. Logits split along the vocabulary go to the lab's own
@@ -303,7 +300,6 @@ def torch_parts(model: BlockList, pattern: str = "") -> set[str]:
     """Name the parts that engine torch splits: those that match, but for convolutions.
 
     Args:
-        model: the whole model.
         pattern: regular expression, as in `dlojz.by_hand.tensor.split.split_model`; by default everything.
 
     Raises:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlojz.base.errors import LabError
-from dlojz.by_hand.tensor import operators
+from dlojz.by_hand.tensor import axis as operators
 from dlojz.by_hand.tensor.axis import ALONE, TensorAxis, gather_whole, own_slice, share_bounds
 from dlojz.by_hand.tensor.layers import (
     ColumnParallelLinear,

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlojz.by_hand.tensor import operators
+from dlojz.by_hand.tensor import axis as operators
 from dlojz.by_hand.tensor.axis import TensorAxis, own_slice
 from dlojz.by_hand.tensor.layers import (
     ColumnParallelLinear,

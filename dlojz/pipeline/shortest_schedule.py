@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal, shortest
+from dlojz.base.language import Sentences, one_of, shortest
 from dlojz.pipeline.analysis import lower_bound_of, span_bound_of
 from dlojz.pipeline.orders.synchronous import zigzag
 from dlojz.pipeline.orders.zero_bubble import PRIORITIES, list_schedule, zb_v, zero_bubble
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, COST_OF, FORWARD, Action, Costs, Schedule
 from dlojz.pipeline.simulator import UNIT_COSTS, peak_activations, simulate
+
+phrase = Sentences(Path(__file__).parent / "data" / "refusals.md")
 
 TABLE = Path(__file__).with_name("data") / "optimum_table.json"
 _MARGIN = 1e-9
@@ -132,12 +134,7 @@ def optimum(
     if value <= bound + _MARGIN:
         return Optimum(value, True, value, start, "bound")
     size = f"{ranks} × {micro_batches}"
-    raise refusal(
-        en=f"the proven optimum of this case ({size}) is not in the table: ask for unit costs, at most 4 ranks and 8 "
-        "micro-batches.",
-        fr=f"l’optimum prouvé de ce cas ({size}) n’est pas dans la table : demandez des coûts unitaires, au plus 4 "
-        "rangs et 8 micro-batches.",
-    )
+    raise phrase.refused("optimum not in the table", size=size)
 
 
 def first_guess(problem: Problem) -> Schedule:
@@ -157,12 +154,7 @@ def first_guess(problem: Problem) -> Schedule:
                 break
     if not fitting:
         limit = shortest(problem.memory_limit or 0)
-        raise refusal(
-            en=f"no schedule keeps within {limit} stage-micro-batches: a rank keeps at "
-            "least one micro-batch of each of its stages; raise the memory limit.",
-            fr=f"aucun ordonnancement ne tient dans {limit} micro-batches d’étage : un "
-            "rang garde au moins un micro-batch de chacun de ses étages ; relevez la limite mémoire.",
-        )
+        raise phrase.refused("no schedule within the limit", limit=limit)
     return replace(min(fitting)[2], name="optimum", barrier=problem.objective == "makespan")
 
 
