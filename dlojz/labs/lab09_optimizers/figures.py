@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from dlojz.base.language import MEBIBYTE, decimal, minus, say
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.figures.communication_figures import communication_figure
-from dlojz.display.figures.training_figures import optimizer_label
+from dlojz.display.figures.run_figures import optimizer_label
 from dlojz.display.style import (
     BLACK,
     BLUE,

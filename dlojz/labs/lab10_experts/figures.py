@@ -19,7 +19,7 @@ from matplotlib.ticker import NullFormatter
 from dlojz.base.language import percent, refusal, say, shortest, significant
 from dlojz.base.table import Table, titles
 from dlojz.display.canvas import LabFigure, caption, finish, new_figure, plain
-from dlojz.display.figures.training_figures import expert_load_figure
+from dlojz.display.figures.run_figures import expert_load_figure
 from dlojz.display.style import (
     BLACK,
     EDGE,

@@ -2,8 +2,6 @@
 
 from dlojz.labs.kit.exercise_texts import asked_in_notebook
 from dlojz.labs.lab11_compression import (
-    exercises_distill,
-    exercises_integer,
     exercises_prune,
     exercises_quantize,
     exercises_serve,
@@ -12,8 +10,6 @@ from dlojz.labs.lab11_compression import (
 
 EXERCISES, PREDICTIONS = asked_in_notebook(
     __file__,
-    exercises_distill,
-    exercises_integer,
     exercises_prune,
     exercises_quantize,
     exercises_serve,
