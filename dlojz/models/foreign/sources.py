@@ -30,9 +30,14 @@ from dlojz.models.foreign.elsewhere import CHAIN, Adapters, check_execution, fil
 from dlojz.models.foreign.example import Batch, Example, check_batch, family_name
 from dlojz.models.foreign.hugging_face.configuration import read_configuration
 from dlojz.models.foreign.meta_checks import built, not_built, not_logits, tried_on_meta
-from dlojz.models.foreign.missing_operators import ensure_torchvision_imports
 from dlojz.models.foreign.tensor_plan import check_styles
-from dlojz.models.foreign.vision_packages import Origin, origin_of_timm, origin_of_torchvision, package_of
+from dlojz.models.foreign.vision_packages import (
+    Origin,
+    ensure_torchvision_imports,
+    origin_of_timm,
+    origin_of_torchvision,
+    package_of,
+)
 from dlojz.models.meta import on_meta
 
 given_origins: dict[str, Origin] = {}

@@ -28,9 +28,8 @@ from dlojz.models.foreign.hugging_face.low_rank import adapt
 from dlojz.models.foreign.hugging_face.task_inputs import InputsError, batch_for, losses, text_length
 from dlojz.models.foreign.hugging_face.task_modules import Logits, LossOfTask
 from dlojz.models.foreign.meta_checks import built, error_with_line, moved_to_meta, own_file
-from dlojz.models.foreign.missing_operators import ensure_grouped_products_on_meta
 from dlojz.models.foreign.names import no_configuration
-from dlojz.models.meta import on_meta
+from dlojz.models.meta import ensure_grouped_products_on_meta, on_meta
 
 _FALLBACKS = ("Seq2SeqLM", "MaskedLM", "CausalLM", "ImageClassification")
 """Tasks of which the first that a configuration serves is taken where it names no class."""
