@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from rich.text import Text
 
-from dlojz.base.language import format_bytes, format_seconds, language, refusal, say
+from dlojz.base.language import format_bytes, format_seconds, language, say
 from dlojz.base.machine import (
     cores_available,
     extensions_folder,
@@ -487,12 +487,7 @@ def _tell_profiles(files: list[TraceFile], later: list[TraceFile], args: Given, 
     from dlojz.results.rank_profile import compared, profile_of
 
     if later and len(files) + len(later) > 2:
-        raise refusal(
-            en=f"--against compares one trace with one, but {len(files)} and {len(later)} were received: give the same "
-            "rank of each.",
-            fr=f"--against compare une trace à une autre, mais {len(files)} et {len(later)} ont été reçues : donnez le "
-            "même rang de chacune.",
-        )
+        raise phrase.refused("one trace against one", count=len(files), later_count=len(later))
     profiles = _each(say(en="traces read", fr="traces lues"), profile_of, [*files, *later])
     if not later:
         _tell_profile(profiles[0], args, answer)
@@ -571,12 +566,7 @@ def _tell_snapshots(paths: list[str], later: list[str], args: Given, answer: Ans
     from dlojz.results.memory_snapshot import grown, is_snapshot, snapshot_of
 
     if len(paths) > 1 or not all(map(is_snapshot, [*paths, *later])):
-        raise refusal(
-            en="memory snapshots are read alone, or one --against one: give no traces and no further snapshot beside "
-            "it.",
-            fr="les instantanés mémoire se lisent seuls, ou l’un --against l’autre : ne donnez à côté ni traces ni "
-            "autre instantané.",
-        )
+        raise phrase.refused("snapshots are read alone")
     snapshots = _each(say(en="snapshots read", fr="instantanés lus"), snapshot_of, [*paths, *later])
     growth = grown(*snapshots) if later else ()
     if args["png"]:

@@ -19,7 +19,6 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import (
     format_seconds,
     one_of,
-    refusal,
     say,
     significant,
     spaced_percent,
@@ -260,20 +259,10 @@ def _check(timeline: Timeline, color_by: str, versions: Sequence[int | None]) ->
     if color_by not in COLOURS:
         raise LabError(one_of("color_by", color_by, COLOURS))
     if color_by == "version" and not versions:
-        raise refusal(
-            en="color_by 'version' is for asynchronous schedules, whose weights change under way: choose kind, "
-            "micro_batch or chunk.",
-            fr="color_by « version » est pour les ordonnancements asynchrones, dont les poids changent en cours de "
-            "route : choisissez kind, micro_batch ou chunk.",
-        )
+        raise phrase.refused("colours of versions")
     count = len(timeline.schedule.actions)
     if count > MAX_BARS:
-        raise refusal(
-            en=f"{count} actions could not be distinguished in a drawing: draw at most {MAX_BARS}, with fewer "
-            "micro-batches.",
-            fr=f"{count} actions ne se distingueraient pas sur un dessin : dessinez-en au plus {MAX_BARS}, avec "
-            "moins de micro-batches.",
-        )
+        raise phrase.refused("too many actions to draw", count=count, max_bars=MAX_BARS)
 
 
 def _chunks(timeline: Timeline) -> list[int]:

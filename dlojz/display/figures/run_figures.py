@@ -21,7 +21,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import byte_scale, decimal, format_bytes, format_seconds, gap_text, percent, refusal, say
+from dlojz.base.language import byte_scale, decimal, format_bytes, format_seconds, gap_text, percent, say
 from dlojz.base.table import visible
 from dlojz.config.fields import BLOCK_CHOICES
 from dlojz.config.optimizers import OPTIMIZERS
@@ -585,10 +585,7 @@ def expert_load_figure(trainings: Mapping[str, Sequence[ExpertLoad]]) -> LabFigu
 def _of_last_layer(name: str, loads: Sequence[ExpertLoad]) -> list[ExpertLoad]:
     layers = list(dict.fromkeys(load.layer for load in loads))
     if not layers:
-        raise refusal(
-            en=f"{name} has no load of experts: train a model with a mixture of experts such as moe_tiny.",
-            fr=f"{name} n’a aucune charge d’experts : entraînez un modèle à mélange d’experts comme moe_tiny.",
-        )
+        raise phrase.refused("no load of experts", name=name)
     return [load for load in loads if load.layer == layers[-1]]
 
 

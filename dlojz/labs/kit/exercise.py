@@ -416,10 +416,7 @@ def _raised(error: BaseException, answer: object) -> str:
     if not student_frames:
         return unusable(message)
     number, line = student_frames[-1].lineno, student_frames[-1].line
-    return say(
-        en=f"Your function raised {message}\nat line {number} of its cell: {line}",
-        fr=f"Votre fonction a levé {message}\nà la ligne {number} de sa cellule : {line}",
-    )
+    return TEXTS.say("verdict", "raised at a line", message=message, number=number, line=line)
 
 
 _STAMP = re.compile(r"^(?:\[rank\d+\]:)?\[[IWEF]\d{4} [\d:.]+ \S+:\d+\] ")

@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlojz.base.language import refusal, significant
+from dlojz.base.language import significant
 from dlojz.labs.kit.exercise import Said, Wrong
 from dlojz.labs.kit.exercise_texts import Texts, edited
 from dlojz.labs.kit.judges import expect_several, normal
@@ -212,12 +212,7 @@ def write(values: Tensor) -> Tensor:
 
     if values.dim() != 1 or values.numel() % SIGNS_PER_BYTE:
         shape = tuple(values.shape)
-        raise refusal(
-            en=f"write takes a vector whose length is a multiple of {SIGNS_PER_BYTE}, but the shape {shape} was "
-            "received.",
-            fr=f"write prend un vecteur dont la longueur est un multiple de {SIGNS_PER_BYTE}, mais la forme "
-            f"{shape} a été reçue.",
-        )
+        raise TEXTS.refusal("shared", "length of a vector", signs_per_byte=SIGNS_PER_BYTE, shape=shape)
     return torch.cat([pack(values), scales_of(values, values.numel()).view(torch.uint8)])
 
 
