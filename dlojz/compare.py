@@ -22,16 +22,7 @@ from pydantic import Field, InstanceOf
 from dlojz.base.contract import Contract
 from dlojz.base.display_hook import figure_of, html_of, markdown_of, table_of
 from dlojz.base.errors import LabError
-from dlojz.base.language import (
-    Sentences,
-    format_bytes,
-    format_count,
-    gap_text,
-    minus,
-    refusal,
-    say,
-    significant,
-)
+from dlojz.base.language import Sentences, format_bytes, format_count, gap_text, minus, refusal, say, significant
 from dlojz.base.machine import rank_limit, share_words
 from dlojz.config.optimizers import COMPRESSED
 from dlojz.config.run_config import RunConfig, fallback_note

@@ -25,9 +25,7 @@ from dlojz.models.sizes import CoAtNetSize, GPTSize
 
 # --- models from elsewhere --------------------------------------------------------------------------------------------
 
-WHOLE_LAYOUT: Final = {
-    **{"cp": 1, "activation_plan": "", "gradient_compression": "none", "sequence_parallel": False},
-}
+WHOLE_LAYOUT: Final = {**{"cp": 1, "activation_plan": "", "gradient_compression": "none", "sequence_parallel": False}}
 """Fields of a layout that are plain with a model from elsewhere."""
 
 
@@ -366,10 +364,7 @@ def _not_in_pipelines(run: PipelineRun) -> Facts | None:
 
 
 PIPELINE: Final[tuple[Rule[PipelineRun], ...]] = rules(
-    "run",
-    {
-        "some values are not run in a pipeline": _not_in_pipelines,
-    },
+    "run", {"some values are not run in a pipeline": _not_in_pipelines}
 )
 """What no engine of this version runs in a pipeline, though it can be predicted or simulated."""
 RULES: Final[tuple[Rule[Any], ...]] = (*LAYOUT, *PRECISIONS, *LEGAL, *ELSEWHERE, *CONTEXT, *LIBRARY, *RUN, *PIPELINE)

@@ -16,13 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import (
-    format_seconds,
-    one_of,
-    say,
-    significant,
-    spaced_percent,
-)
+from dlojz.base.language import format_seconds, one_of, say, significant, spaced_percent
 from dlojz.base.table import visible
 from dlojz.display.drawing import LETTER, Box, Dashes, Drawing, Line, Shape, Stroke, Words, legend_of
 from dlojz.display.style import (
@@ -576,10 +570,7 @@ def known_optimum(timeline: Timeline, memory_limit: float | None = None) -> floa
         return None
     try:
         solution = optimum(
-            schedule.ranks,
-            schedule.micro_batches,
-            split=schedule.splits_backward,
-            memory_limit=memory_limit,
+            schedule.ranks, schedule.micro_batches, split=schedule.splits_backward, memory_limit=memory_limit
         )
     except LabError:  # no schedule within the limit, or none stored: there is nothing to draw
         return None
@@ -641,10 +632,7 @@ def action_words(actions: Sequence[Action]) -> list[str]:
 
 
 def figure_lines(
-    timeline: Timeline,
-    lower_bound: float | None = None,
-    optimum: float | None = None,
-    seconds: bool | None = None,
+    timeline: Timeline, lower_bound: float | None = None, optimum: float | None = None, seconds: bool | None = None
 ) -> Iterator[tuple[str, str]]:
     """List the figures of a schedule as (name, value and meaning)."""
     inside = in_seconds(timeline, seconds)

@@ -17,13 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlojz.models.blocks import (
-    WHOLE_SEQUENCE,
-    BlockList,
-    VocabularyHead,
-    initialise_transformer,
-    merge_heads,
-)
+from dlojz.models.blocks import WHOLE_SEQUENCE, BlockList, VocabularyHead, initialise_transformer, merge_heads
 from dlojz.models.checkpointing import Checkpointing
 from dlojz.models.experts.layer import MixtureOfExperts
 from dlojz.models.experts.routing import Routing

@@ -46,12 +46,7 @@ LATENESS_PT = 190.0
 
 
 def overlay_figure(
-    predicted: Timeline,
-    measured: Timeline,
-    path: str | Path | None = None,
-    *,
-    color_by: str = "kind",
-    mark: str = "",
+    predicted: Timeline, measured: Timeline, path: str | Path | None = None, *, color_by: str = "kind", mark: str = ""
 ) -> LabFigure:
     """Draw a measured timeline under its simulation, on one time axis, and how late each action is.
 

@@ -295,6 +295,5 @@ def _number(word: str) -> float:
 
 def _colour_names() -> tuple[str, ...]:
     return titles(
-        en="kind; micro-batch; chunk; weight version",
-        fr="genre; micro-batch; étage du rang; version des poids",
+        en="kind; micro-batch; chunk; weight version", fr="genre; micro-batch; étage du rang; version des poids"
     )

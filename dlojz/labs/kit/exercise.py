@@ -319,10 +319,7 @@ def judge(exercise: Exercise, answer: object) -> Verdict:
     if answer is ...:
         return Verdict("todo", not_done(exercise.id))
     if not callable(answer):
-        return Verdict(
-            "wrong",
-            str(TEXTS.sentence("verdict", "no function", id=exercise.id, kind=kind_of(answer))),
-        )
+        return Verdict("wrong", str(TEXTS.sentence("verdict", "no function", id=exercise.id, kind=kind_of(answer))))
     if getattr(exercise.judge, "on_ranks", False):
         import torch._dynamo  # noqa: F401 - here, once: the first optimizer on a rank would import it, for seconds
     from dlojz.labs.kit.sandbox import run_limited

@@ -291,13 +291,7 @@ class Lab:
     """
 
     def __init__(
-        self,
-        number: str,
-        title: Said,
-        *,
-        exercises: Iterable[Exercise],
-        predictions: Iterable[Prediction],
-        root: Path,
+        self, number: str, title: Said, *, exercises: Iterable[Exercise], predictions: Iterable[Prediction], root: Path
     ) -> None:
         self.number = number
         self.title = title

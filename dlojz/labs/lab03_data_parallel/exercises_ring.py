@@ -453,11 +453,7 @@ def mfu(images_per_s: float, forward_flops: float, processes: int, peak_flops: f
 MFU = TEXTS.exercise(
     "mfu",
     mfu,
-    cases=(
-        (1000.0, 8e9, 8, 312e12),
-        (250.0, 4.4e6, 2, 5e10),
-        (90.0, 1e9, 1, 4e12),
-    ),
+    cases=((1000.0, 8e9, 8, 312e12), (250.0, 4.4e6, 2, 5e10), (90.0, 1e9, 1, 4e12)),
     mistakes={
         "you multiply by the number of processes": "/ (processes * peak_flops) → * processes / peak_flops",
         "only the forward pass counts": "3 * → 1 *",

@@ -224,11 +224,7 @@ def _ratio(
 OFFLOAD_TIME = TEXTS.exercise(
     "offload-time",
     transfer_over_compute,
-    cases=(
-        (4, 1000.0, 1e9, 1e6),
-        (1, 200.0, 4e6, 2e4),
-        (8, 5000.0, 6e8, 3e3),
-    ),
+    cases=((4, 1000.0, 1e9, 1e6), (1, 200.0, 4e6, 2e4), (8, 5000.0, 6e8, 3e3)),
     mistakes={
         "computation over transfers": lambda n, tokens, flops, pcie: 1 / _ratio(4, n, tokens, flops, pcie),
         "one direction only": lambda n, tokens, flops, pcie: _ratio(2, n, tokens, flops, pcie),

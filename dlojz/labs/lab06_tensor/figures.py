@@ -124,10 +124,7 @@ def block_ends(sequence_parallel: bool = False, ranks: int = 2) -> LabFigure:
     region = say(en="in the region: heads, or hidden features", fr="dans la région : têtes, ou neurones cachés")
     axes = panel(9.0, 2.9, *TEXTS.sentence("block ends", "alt"))
     height = 2.0 / ranks
-    outside = (
-        (0.0, say(en="norm", fr="normalisation")),
-        (10.4, say(en="dropout, + x", fr="dropout, + x")),
-    )
+    outside = ((0.0, say(en="norm", fr="normalisation")), (10.4, say(en="dropout, + x", fr="dropout, + x")))
     for x, name in outside:
         if not sequence_parallel:
             _box(axes, (x, 0), (2.2, 2.0), WHOLE, name)

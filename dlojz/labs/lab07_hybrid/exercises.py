@@ -122,12 +122,7 @@ def _other_degrees(case: Case, answer: tuple[int, int, int], right: tuple[int, i
             "grid-degrees", "a degree not divided by", grid=grid, answer=answer, product=product, degree=forgotten[0]
         )
     return TEXTS.sentence(
-        "grid-degrees",
-        "another product of the degrees",
-        grid=grid,
-        answer=answer,
-        product=product,
-        processes=processes,
+        "grid-degrees", "another product of the degrees", grid=grid, answer=answer, product=product, processes=processes
     )
 
 

@@ -130,10 +130,7 @@ def _powers(gpus: int) -> Iterable[int]:
 
 
 def _plans(
-    total: Callable[[float, float, int], float],
-    sizes: Callable[[int], Iterable[int]] = _powers,
-    *,
-    spare: bool = False,
+    total: Callable[[float, float, int], float], sizes: Callable[[int], Iterable[int]] = _powers, *, spare: bool = False
 ) -> Callable[..., float]:
     """The least of another total (of sum, maximum, micro-batches) over every plan, or in a wrong space of plans.
 

@@ -354,16 +354,8 @@ def giants() -> tuple[LabFigure, Table]:
     course, published = course_table(), published_table()
     figure = new_figure(11.0, 5.2, alt=_giants_alt(course, published))
     course_axes, published_axes = figure.subplots(1, 2, width_ratios=(1.0, 1.25))
-    _drawn(
-        course_axes,
-        course,
-        TEXTS.say("drawn", "table of the course"),
-    )
-    _drawn(
-        published_axes,
-        published,
-        TEXTS.say("drawn", "table of the paper"),
-    )
+    _drawn(course_axes, course, TEXTS.say("drawn", "table of the course"))
+    _drawn(published_axes, published, TEXTS.say("drawn", "table of the paper"))
     handles, labels = published_axes.get_legend_handles_labels()
     crosses, words = course_axes.get_legend_handles_labels()
     extra = [(handle, word) for handle, word in zip(crosses, words, strict=True) if word not in labels]

@@ -125,9 +125,7 @@ KV_CACHE = TEXTS.exercise(
         "a mask of numbers, not booleans": "dtype=torch.bool → dtype=torch.float32",
         "the scores are not scaled": "attn_mask=allowed → attn_mask=allowed, scale=1.0",
     },
-    repairs={
-        "fewer key-value heads are not shared": _with_all_heads,
-    },
+    repairs={"fewer key-value heads are not shared": _with_all_heads},
 )
 
 
