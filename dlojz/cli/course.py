@@ -7,8 +7,6 @@ and writes the record, so that `dlojz runs` and `dlojz compare` find the run as 
 before it knows of the folder, or of why there is none.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

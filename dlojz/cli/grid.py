@@ -4,8 +4,6 @@ Nothing is run; bytes are those of one step, sent by all ranks. Where they are n
 sentence that says why. A picture is written before anything is printed, so that a wrong path is the only answer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

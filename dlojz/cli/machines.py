@@ -4,8 +4,6 @@
 every 10 s however many look, and Ctrl-C leaves the runs alone.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 import time

@@ -5,8 +5,6 @@ the cuts of other tools. Nothing is run on processes, unless blocks are timed; a
 before anything is printed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

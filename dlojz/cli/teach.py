@@ -4,8 +4,6 @@
 reads the students' folders, and shows every text from them letter by letter.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Sequence
 from pathlib import Path

@@ -9,8 +9,6 @@ Source: deepspeed.ai, "DeepSpeed Configuration JSON"; DeepSpeed 0.19 `runtime/co
 (`_configure_basic_optimizer`).
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 from collections.abc import Iterator, Mapping

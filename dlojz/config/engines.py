@@ -6,8 +6,6 @@ trainers are classes of `dlojz.train.engines`, states are in `dlojz.prediction.s
 name a table lacks. To add an engine, add its entry to `data/engines.toml` and what it names there.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ on a machine, on the actions of a schedule or on the parts of a model is asked w
 Source: Llama Team 2024 (arXiv 2407.21783), §3.3.2, for the 2 × cp chunks of context parallelism.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping

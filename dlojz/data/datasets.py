@@ -12,8 +12,6 @@ Source: Li et al. 2021 (arXiv 2108.06084): samples are made of the whole length 
 order of the data.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from itertools import islice

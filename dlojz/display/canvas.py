@@ -3,8 +3,6 @@
 A text that comes from a user is drawn letter by letter, never read as mathematics; pyplot's global state is not used.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import os

@@ -4,8 +4,6 @@ Of all ranks: clocks, shares, stragglers, the pipeline, the causes; of one rank;
 snapshots.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables of `dlojz validate`: errors, the planner's regret, memory, every row."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -9,8 +9,6 @@ Shape suffixes: B batch, T tokens, D width, N heads, H = D / N width of a head, 
 vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal

@@ -10,8 +10,6 @@ Shape suffixes: B batch, T tokens, D width, V vocabulary.
 Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners" (GPT-2), sections 2.2 and 2.3.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -11,8 +11,6 @@ section 2, and "DeepSeek-V3" (arXiv 2412.19437), section 2.1; that one's gate is
 the softmax of the others.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

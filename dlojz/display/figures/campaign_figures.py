@@ -4,8 +4,6 @@ A series has one colour, one dash and one marker in every figure. What did not f
 crossed out; a machine's limit is a line with its name.
 """
 
-from __future__ import annotations
-
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence

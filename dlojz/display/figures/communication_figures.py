@@ -4,8 +4,6 @@ Every number of a step comes from the simulation; that a chunk is partial or fin
 count of contributions in it. Whatever a picture shows is also there as text.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import textwrap

@@ -4,8 +4,6 @@ Whatever is chosen, a panel answers: with its tables and pictures, or with one s
 escaped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 

@@ -4,8 +4,6 @@ The panel writes as SVG the drawing that its figure paints. A schedule that brea
 it breaks; one that cannot be executed is answered in sentences alone. Nothing typed is executed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ Formulas become SVG by matplotlib's mathtext and keep their TeX as the text that
 mathtext does not know is shown as its TeX.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import io

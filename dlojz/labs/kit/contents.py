@@ -8,8 +8,6 @@ Links are Markdown with relative addresses, so that they work in JupyterLab, on 
 pages, in the book.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

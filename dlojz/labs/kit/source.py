@@ -9,8 +9,6 @@ A student's notebook is read as text, of bounded size; nothing of it is executed
 copy of those of the checkout or of the installed package.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

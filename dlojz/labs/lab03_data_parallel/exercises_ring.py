@@ -5,8 +5,6 @@ messages count as much as long ones. For the sampler no order is prescribed: ran
 in another order in every epoch, and the same when asked again. All times are computed from what a case gives.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence

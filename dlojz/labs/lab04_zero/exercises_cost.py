@@ -6,8 +6,6 @@ compared, and keys that change nothing are ignored. The challenge, a plan of few
 followed step by step on sizes alone; a message is one gather or one reduction, of however many layers.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ What is drawn is what the student's own function gives, what the simulator finds
 fitted. An exercise that is still to do is answered by its sentence, not by an error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ A shard is drawn as `share_bounds` gives it, with one colour and one hatch for a
 stands beside what the package predicts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

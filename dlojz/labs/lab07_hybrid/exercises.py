@@ -8,8 +8,6 @@ those of the whole sequence; what a wrong way gives is computed in one process, 
 Shape suffixes: B batch, N heads, S tokens of one rank, H width of a head.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

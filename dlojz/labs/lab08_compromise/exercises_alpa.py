@@ -4,8 +4,6 @@ The references are `dlojz.planner.alpa`'s two levels. A programme is judged by w
 choice of one strategy per layer must be a solution, at its true cost, and nothing cheaper may be.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

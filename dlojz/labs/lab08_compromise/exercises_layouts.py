@@ -4,8 +4,6 @@ The bytes are those of Megatron-LM's states (16-bit weights, fp32 gradients, Ada
 counts them; the reasons why a layout cannot run are tried in the order of `dlojz.planner.space`.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

@@ -7,8 +7,6 @@ Totals are summed again from the choice that is drawn.
 Source: Zheng et al. 2022 (Alpa, OSDI 22), §4.2, equation 1, and §5.2, equation 2.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import pairwise

@@ -6,8 +6,6 @@ Sources: bigscience-workshop/bigscience, train/tr11-176B-ml/chronicles-prequel.m
 2021 (arXiv 2104.04473), §5.1, equation 4, and Table 1.
 """
 
-from __future__ import annotations
-
 import statistics
 from functools import cache
 from pathlib import Path

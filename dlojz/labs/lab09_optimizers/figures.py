@@ -1,7 +1,5 @@
 """Figures of lab 09: bias of signs, bytes sent and kept, when the variance was frozen, gradients held in backward."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence

@@ -8,8 +8,6 @@ Shape suffixes: T tokens, E experts, L = E / n experts of one rank, K choices of
 width, N choices that have a place; in the all-to-all N = n C places of all ranks.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections import Counter

@@ -8,8 +8,6 @@ torch, and is named where the answer is right without it.
 Shape suffixes: B rows, O outputs, I inputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

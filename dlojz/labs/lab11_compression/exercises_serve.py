@@ -6,8 +6,6 @@ what it does: it begins as the layer that it wraps, trains two small matrices on
 Shape suffixes: B sequences, N heads, G key-value heads, T tokens, H width of a head, R rank.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -6,8 +6,6 @@ distillation the student gets a gradient, the teacher none; labels may be known 
 Shape suffixes: B samples, K classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ rank read, held and saved. Layouts are compared with one process of the same scr
 samples.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

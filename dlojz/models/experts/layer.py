@@ -10,8 +10,6 @@ F width of the hidden layer.
 Source: Lepikhin et al. 2020, "GShard" (arXiv 2006.16668); Fedus et al. 2021 (arXiv 2101.03961), "expert parallelism".
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal

@@ -3,8 +3,6 @@
 Source: Fedus et al. 2021, "Switch Transformers" (arXiv 2101.03961); Lepikhin et al. 2020, "GShard" (arXiv 2006.16668).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ and one out with a number for each class, or for each token and word; or any out
 built and tried without memory first: one that chooses by the values of its data is refused there, with the line.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache, partial

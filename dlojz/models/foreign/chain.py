@@ -8,8 +8,6 @@ part, the last the head. Where other than one tensor passes between two blocks, 
 Source: Reed et al. 2022, "torch.fx" (arXiv 2112.08429).
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 import operator

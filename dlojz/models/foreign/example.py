@@ -4,8 +4,6 @@ A batch of square images or of tokens makes a model of the family `image` or `te
 batch makes one of the family `tensors`, which reads samples of these shapes and no others.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Tell the names of models from elsewhere from those of the catalogue, and names of the Hub; loads no torch."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -8,8 +8,6 @@ A module given in Python is named like these, `module:CLASS-1`, in this process 
 so that the caller's stays as it is, whatever is done to it later.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib
 import importlib.util

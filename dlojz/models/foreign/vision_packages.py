@@ -8,8 +8,6 @@ these are refused. Sources: Szegedy et al. 2014 (arXiv 1409.4842), §5, for Goog
 for 0.5 and for the class 255 that does not count.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import importlib.util

@@ -5,8 +5,6 @@ language model the loss is the cross-entropy of its logits; of classes of sequen
 labels; every other class is given example inputs with labels, and computes its loss itself.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import inspect

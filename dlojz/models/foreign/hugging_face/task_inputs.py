@@ -1,7 +1,5 @@
 """Example inputs, labels and losses of transformers' classes, by their task and the arguments of their forward pass."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any
