@@ -34,7 +34,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
 from dlojz.config.optimizers import COMPRESSED, OPTIMIZERS
 from dlojz.config.run_config import RunConfig
-from dlojz.display.figures.training_figures import optimizer_label
+from dlojz.display.figures.run_figures import optimizer_label
 from dlojz.runnable import check_runnable
 
 LAST_SHARE = 10

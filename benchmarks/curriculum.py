@@ -34,8 +34,7 @@ from dlojz.base.files import write_atomic
 from dlojz.base.language import refusal
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import PLAIN, length_at, stretches, whole_length
-from dlojz.data.datasets import ProseWindows
-from dlojz.data.sampling import CutToLength, MicroBatchSampler, micro_batches
+from dlojz.data.datasets import CutToLength, MicroBatchSampler, ProseWindows, micro_batches
 from dlojz.models.blocks import mean_loss
 from dlojz.prediction.compute import step_flops
 from dlojz.train.engines.base import Engine

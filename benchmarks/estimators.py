@@ -294,7 +294,7 @@ does not know that the measuring script holds the logits until backward has ende
 
 def main() -> int:
     """Print the table, or write the page; 1 if this package is off by more than the limit."""
-    from dlojz.models.foreign.missing_operators import ensure_torchvision_imports
+    from dlojz.models.foreign.vision_packages import ensure_torchvision_imports
 
     ensure_torchvision_imports()
     asked = answers()

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlojz.models.foreign.missing_operators import ensure_torchvision_imports
+from dlojz.models.foreign.vision_packages import ensure_torchvision_imports
 
 
 def build() -> nn.Module:

@@ -22,16 +22,7 @@ from pydantic import Field, InstanceOf
 from dlojz.base.contract import Contract
 from dlojz.base.display_hook import figure_of, html_of, markdown_of, table_of
 from dlojz.base.errors import LabError
-from dlojz.base.language import (
-    Sentences,
-    format_bytes,
-    format_count,
-    gap_text,
-    minus,
-    refusal,
-    say,
-    significant,
-)
+from dlojz.base.language import Sentences, format_bytes, format_count, gap_text, minus, refusal, say, significant
 from dlojz.base.machine import rank_limit, share_words
 from dlojz.config.optimizers import COMPRESSED
 from dlojz.config.run_config import RunConfig, fallback_note
@@ -274,18 +265,9 @@ def overlay_of(record: RunRecord, step: int | None = None, replica: int = 0) -> 
     if record.config.script and steps_of(record.spans):
         return _overlay_of_script(record, step, replica)
     if layout.pp == 1:
-        raise refusal(
-            en=f"the run {record.run_id} is no pipeline (pp=1), so there is no schedule to lay it over: run one with "
-            "pp=2 or more.",
-            fr=f"l’exécution {record.run_id} n’est pas un pipeline (pp=1) : il n’y a pas d’ordonnancement auquel la "
-            "superposer ; lancez-en une avec pp=2 ou plus.",
-        )
+        raise phrase.refused("no pipeline to lay over", run_id=record.run_id)
     if not steps_of(record.spans):
-        raise refusal(
-            en=f"the run {record.run_id} has no timed step, as it ended too early: run it again with 5 steps or more.",
-            fr=f"l’exécution {record.run_id} n’a aucun pas chronométré, car elle s’est arrêtée trop tôt : relancez-la "
-            "avec 5 pas ou plus.",
-        )
+        raise phrase.refused("no timed step", run_id=record.run_id)
     from dlojz.prediction.shapes import RankPart
 
     # Of each stage of that replica the first rank of its tensor-parallel group: all of a group act at the same times.
@@ -350,10 +332,7 @@ def compare(runs: Iterable[Handle | RunRecord] | Handle | RunRecord, machine: Me
     """
     run_list = [runs] if isinstance(runs, (RunRecord, Handle)) else list(runs)
     if not run_list:
-        raise refusal(
-            en="there is no run to compare: start one with dlojz.run(…) or `dlojz run`.",
-            fr="il n’y a aucune exécution à comparer : lancez-en une avec dlojz.run(…) ou `dlojz run`.",
-        )
+        raise phrase.refused("no run to compare")
     for run in run_list:
         if not isinstance(run, (RunRecord, Handle)):
             raise refusal(

@@ -148,10 +148,7 @@ def parse_json(text: str | bytes) -> Any:
     """
     try:
         return json.loads(
-            text,
-            object_pairs_hook=_refuse_repeated_keys,
-            parse_constant=_refuse_constant,
-            parse_float=_finite_float,
+            text, object_pairs_hook=_refuse_repeated_keys, parse_constant=_refuse_constant, parse_float=_finite_float
         )
     except LabError:  # a ValueError too
         raise

@@ -1,4 +1,4 @@
-"""Machine and process: load, memory limits, freed memory, death with the parent, and the signal that asks to stop.
+"""Machine and process: load, memory limits, freed memory, death with the parent, the signal to stop, stale locks.
 
 A limit in seconds is multiplied by the machine's load, so that a slow answer on a busy node is not called an endless
 loop. No rank outlives its launcher. SIGUSR2 is what a scheduler sends before the time limit, so that a run can go on
@@ -11,9 +11,11 @@ import ctypes
 import os
 import platform
 import re
+import shlex
 import signal
 import sys
-from collections.abc import Iterable, Iterator, MutableMapping
+import time
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -434,3 +436,55 @@ def ignore_stop_signal(worker: int) -> None:
     """Ignore SIGUSR2 in a data loader's worker: it goes to every process of a job's step, and would end it."""
     del worker
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+
+
+OLD_LOCK_S = 300.0
+
+
+def stale_locks() -> list[Path]:
+    """List the locks that are older than `OLD_LOCK_S` seconds and that no process holds, of this user's extensions.
+
+    A build that was killed leaves its lock, a file named `lock`, behind; each later program that needs the extension
+    (DeepSpeed's CPU Adam, for instance) then waits for ever, without a word.
+
+    Source: torch 2.13, `torch/utils/file_baton.py`, and `_get_build_directory` of `torch/utils/cpp_extension.py`.
+    """
+    chosen_folder = os.environ.get("TORCH_EXTENSIONS_DIR", "")
+    locks = extensions_folder().glob("*/lock" if chosen_folder else "*/*/lock")
+    old = []
+    for lock in locks:
+        with suppress(OSError):  # its build has just ended
+            if time.time() - lock.stat().st_mtime > OLD_LOCK_S:
+                # Without links, as `open_files` names it.
+                old.append(lock.resolve())
+    open_paths = _open_files() if old else set()
+    return sorted(lock for lock in old if str(lock) not in open_paths)
+
+
+def extensions_folder() -> Path:
+    """Return where torch keeps extensions; if nothing else is asked for, there is a folder for each Python beneath."""
+    if chosen_folder := os.environ.get("TORCH_EXTENSIONS_DIR", ""):
+        return Path(chosen_folder)
+    if sys.platform == "darwin":
+        return Path("~/Library/Caches/torch_extensions").expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "torch_extensions"
+
+
+def _open_files() -> set[str]:
+    """List the files that processes have open, as far as this user may see: a build keeps its lock open."""
+    paths = set[str]()
+    for process in psutil.process_iter():
+        with suppress(OSError, psutil.Error):
+            paths.update(file.path for file in process.open_files())
+    return paths
+
+
+def remedy_of_locks(locks: Sequence[Path]) -> str:
+    """Write what stale locks do, and the command that removes them."""
+    remove = shlex.join(["rm", *map(str, locks)])
+    return say(
+        en="a build that was killed left a lock, on which every script waits for ever that needs this extension of "
+        f"torch (DeepSpeed compiles some). Unless another machine is building it now: {remove}",
+        fr="une compilation tuée a laissé un verrou, que tout script qui a besoin de cette extension de torch attend "
+        f"sans fin (DeepSpeed en compile). Sauf si une autre machine la compile en ce moment : {remove}",
+    )

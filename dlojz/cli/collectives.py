@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import decimal, format_bytes, one_of, percent, refusal, say
+from dlojz.base.language import decimal, format_bytes, one_of, percent, say
 from dlojz.base.machine import cores_available
 from dlojz.base.table import Table, titles
 from dlojz.by_hand import collectives
@@ -40,12 +40,7 @@ def calibrate(args: Given, size: int, answer: Answer) -> None:
     limit = RANKS_PER_CORE * cores_available()
     if not 2 <= size <= limit:
         cores = limit // RANKS_PER_CORE
-        raise refusal(
-            en=f"--calibrate times 2 to {limit} ranks on the {cores} core(s) of this machine (more would measure how "
-            f"they take turns), but {size} was received.",
-            fr=f"--calibrate chronomètre de 2 à {limit} rangs sur les {cores} cœur(s) de cette machine (au-delà, on "
-            f"mesurerait comment ils se relaient), mais {size} a été reçu.",
-        )
+        raise phrase.refused("calibrated sizes", limit=limit, cores=cores, size=size)
     calibration = _measured(collective, size)
     from dlojz.display.figures.communication_figures import calibration_figure, dominance, summary
 
@@ -97,11 +92,7 @@ def _measured(collective: str, size: int) -> AlphaBetaFit:
         console().show_cursor(True)  # the bar hides it, and an interrupted process does not bring it back
     if failed := first_failure(answers):
         rank, reason = failed
-        raise refusal(
-            en=f"rank {rank} could not be timed: {reason} (`dlojz doctor` checks that processes can communicate).",
-            fr=f"le rang {rank} n’a pas pu être chronométré : {reason} (`dlojz doctor` vérifie que les processus "
-            "communiquent).",
-        )
+        raise phrase.refused("rank not timed", rank=rank, reason=reason)
     # measure returns the same points on every rank, so rank 0's are enough.
     return fit(answers[0].value)
 
@@ -111,10 +102,7 @@ def _keep(calibration: AlphaBetaFit, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(calibration.to_json() + "\n", encoding="utf-8")
     except OSError as error:
-        raise refusal(
-            en=f"the calibration cannot be written to {path}: {error.strerror}; give another path.",
-            fr=f"la calibration ne peut pas être écrite dans {path} : {error.strerror} ; donnez un autre chemin.",
-        ) from None
+        raise phrase.refused("calibration not written", path=path, strerror=error.strerror) from None
 
 
 @verb("collectives", collectives=", ".join(collectives.names()), library=", ".join(LIBRARY))
@@ -143,10 +131,7 @@ def _check(args: Given) -> None:
     check_needs(args, "figure", "name", "calibrate")
     check_needs(args, "output", "calibrate")
     if args["per_node"] and (calibrating or (name and not algorithm(name).two_level)):
-        raise refusal(
-            en="--per-node is for --name hierarchical_all_reduce, without --calibrate: leave it out here.",
-            fr="--per-node ne sert qu’avec --name hierarchical_all_reduce, sans --calibrate : retirez-le.",
-        )
+        raise phrase.refused("per-node without its algorithm")
 
 
 def _list(args: Given, size: int, answer: Answer) -> None:
@@ -273,12 +258,7 @@ def _ranks(text: str) -> tuple[int, ...]:
     # At most three digits: int() fails with an error of its own on a very long number.
     numbers = [int(part) for part in parts if part.isdecimal() and len(part) < 4]
     if len(numbers) != len(parts) or numbers[:1] != [1] or numbers != sorted(set(numbers)) or numbers[-1] > MOST_RANKS:
-        raise refusal(
-            en=f"--ranks takes numbers that grow from 1 to {MOST_RANKS} at most, such as 1,2,4, but {text!r} was "
-            "received.",
-            fr=f"--ranks attend des nombres croissants de 1 à {MOST_RANKS} au plus, comme 1,2,4, mais {text!r} a été "
-            "reçu.",
-        )
+        raise phrase.refused("numbers of ranks", most_ranks=MOST_RANKS, text=text)
     return tuple(numbers)
 
 

@@ -7,8 +7,6 @@ and writes the record, so that `dlojz runs` and `dlojz compare` find the run as 
 before it knows of the folder, or of why there is none.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -20,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import decimal, format_bytes, refusal, say
+from dlojz.base.language import decimal, format_bytes, say
 from dlojz.cli.main import DONE, FAILED, REFUSED
 from dlojz.cli.options import (
     HELP_WORDS,
@@ -76,31 +74,19 @@ def configure(args: Given, processes: int) -> tuple[RunConfig, tuple[str, ...]]:
     """
     stages = args["pipeline_parallel_size"]
     if processes % stages:
-        raise refusal(
-            en=f"-p {stages} pipeline stages do not divide {processes} processes: start a multiple of {stages}.",
-            fr=f"-p {stages} étages de pipeline ne divisent pas {processes} processus : lancez-en un multiple de "
-            f"{stages}.",
-        )
+        raise phrase.refused("stages do not divide processes", stages=stages, processes=processes)
     # Only fields that the words give: all else may come from the JSON file.
     fields: dict[str, Any] = {name: args[name] for name in _FIELDS if name in args}
     fields |= {"dp": processes // stages, "pp": stages}
     path = args["deepspeed_config"]
     if path is None:
         if args["deepspeed"]:
-            raise refusal(
-                en="--deepspeed needs --deepspeed_config FILE, DeepSpeed's JSON file, but none was received.",
-                fr="--deepspeed demande --deepspeed_config FICHIER, le JSON de DeepSpeed, mais aucun n’a été reçu.",
-            )
+            raise phrase.refused("DeepSpeed without its file")
         return RunConfig.of(**fields), ()
     for name in _DEEPSPEEDS_OWN:
         # These two do not contradict the file: it is DeepSpeed's, and it says nothing of `offload=activations`.
         if name in fields and fields[name] not in ("deepspeed", "activations"):
-            raise refusal(
-                en=f"--{name} {fields[name]} was received beside --deepspeed_config, whose file says it: leave one of "
-                "them out.",
-                fr=f"--{name} {fields[name]} a été reçu avec --deepspeed_config, dont le fichier le dit déjà : retirez "
-                "l’un des deux.",
-            )
+            raise phrase.refused("said beside the file of DeepSpeed", name=name, fields=fields[name])
     # A run of DeepSpeed first: the file's keys are read into its fields.
     base = RunConfig.of(**{**fields, "engine": "deepspeed"})
     config = read_deepspeed_json(path, base)
@@ -113,12 +99,7 @@ def _check_agreement(names: Iterable[str], base: RunConfig, config: RunConfig) -
     for name in names:
         value, json = (getattr(run.layout if name in Layout.model_fields else run, name) for run in (base, config))
         if json != value:
-            raise refusal(
-                en=f"{name} is {value} on the command line and {json} in DeepSpeed's JSON file: change one of them, or "
-                "leave one out.",
-                fr=f"{name} vaut {value} sur la ligne de commande et {json} dans le JSON de DeepSpeed : changez l’un "
-                "des deux, ou retirez-le.",
-            )
+            raise phrase.refused("another value in the file of DeepSpeed", name=name, value=value, json=json)
 
 
 _KEY, _READ = "dlojz/run_folder", "dlojz/read"

@@ -28,9 +28,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from rich.text import Text
 
-from dlojz.base import extension_locks
-from dlojz.base.language import format_bytes, format_seconds, language, refusal, say
-from dlojz.base.machine import cores_available, machine_limit, meet_on_loopback, memory_free_bytes, words_of_limit
+from dlojz.base.language import format_bytes, format_seconds, language, say
+from dlojz.base.machine import (
+    cores_available,
+    extensions_folder,
+    machine_limit,
+    meet_on_loopback,
+    memory_free_bytes,
+    remedy_of_locks,
+    stale_locks,
+    words_of_limit,
+)
 from dlojz.base.requirements import requirements_of
 from dlojz.base.table import Lines, Table, titles, visible
 from dlojz.cli import main
@@ -279,10 +287,10 @@ def check_disk(root: Path) -> Check:
 
 def _extensions() -> Check:
     """Check that no lock was left in torch's cache of compiled extensions, and that it can be written."""
-    locks = extension_locks.stale_locks()
+    locks = stale_locks()
     if locks:
-        return Check("extensions", "problem", ", ".join(map(str, locks)), extension_locks.told(locks))
-    folder = extension_locks.folder()
+        return Check("extensions", "problem", ", ".join(map(str, locks)), remedy_of_locks(locks))
+    folder = extensions_folder()
     if reason := _not_writable(folder):
         advice = phrase("extensions cannot be kept")
         return _warned("extensions", f"{folder}: {reason}", advice)
@@ -479,19 +487,14 @@ def _tell_profiles(files: list[TraceFile], later: list[TraceFile], args: Given, 
     from dlojz.results.rank_profile import compared, profile_of
 
     if later and len(files) + len(later) > 2:
-        raise refusal(
-            en=f"--against compares one trace with one, but {len(files)} and {len(later)} were received: give the same "
-            "rank of each.",
-            fr=f"--against compare une trace à une autre, mais {len(files)} et {len(later)} ont été reçues : donnez le "
-            "même rang de chacune.",
-        )
+        raise phrase.refused("one trace against one", count=len(files), later_count=len(later))
     profiles = _each(say(en="traces read", fr="traces lues"), profile_of, [*files, *later])
     if not later:
         _tell_profile(profiles[0], args, answer)
         return
     comparison = compared(*profiles)
     if args["png"]:
-        from dlojz.display.figures.profile_figures import profiles_figure
+        from dlojz.display.figures.run_figures import profiles_figure
 
         profiles_figure(comparison, args["png"])
         tell_written(args["png"])
@@ -563,16 +566,11 @@ def _tell_snapshots(paths: list[str], later: list[str], args: Given, answer: Ans
     from dlojz.results.memory_snapshot import grown, is_snapshot, snapshot_of
 
     if len(paths) > 1 or not all(map(is_snapshot, [*paths, *later])):
-        raise refusal(
-            en="memory snapshots are read alone, or one --against one: give no traces and no further snapshot beside "
-            "it.",
-            fr="les instantanés mémoire se lisent seuls, ou l’un --against l’autre : ne donnez à côté ni traces ni "
-            "autre instantané.",
-        )
+        raise phrase.refused("snapshots are read alone")
     snapshots = _each(say(en="snapshots read", fr="instantanés lus"), snapshot_of, [*paths, *later])
     growth = grown(*snapshots) if later else ()
     if args["png"]:
-        from dlojz.display.figures.profile_figures import snapshots_figure
+        from dlojz.display.figures.run_figures import snapshots_figure
 
         snapshots_figure(snapshots, growth, args["png"])
         tell_written(args["png"])

@@ -4,14 +4,12 @@ Nothing is run; bytes are those of one step, sent by all ranks. Where they are n
 sentence that says why. A picture is written before anything is printed, so that a wrong path is the only answer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import format_bytes, refusal, say
+from dlojz.base.language import format_bytes, say
 from dlojz.base.table import Table
 from dlojz.cli.options import Answer, Given, check_needs, config_flags, config_of, phrase, tell_written, verb
 from dlojz.config.layout import DEFAULT_GPUS_PER_NODE, DEFAULT_ORDER, GRID_AXES, ORDERS, RankGrid, complete
@@ -212,12 +210,7 @@ def _pair(option: str, text: str, example: str, *, zero: bool) -> tuple[float, f
     except ValueError:
         values = []
     if len(values) != 2 or not all(0 <= value < float("inf") and (zero or value) for value in values):
-        raise refusal(
-            en=f"{option} takes two positive numbers, inside a node and between nodes, but {text!r} was received: "
-            f"write {option} {example}.",
-            fr=f"{option} attend deux nombres positifs, dans un nœud et entre nœuds, mais {text!r} a été reçu : "
-            f"écrivez {option} {example}.",
-        )
+        raise phrase.refused("two positive numbers", option=option, text=text, example=example)
     return values[0], values[1]
 
 

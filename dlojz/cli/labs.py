@@ -4,8 +4,6 @@ What is only shown changes nothing; `build --check` writes nothing and fails whe
 loses no answer. Only `build` executes solutions. The texts for assistants stand in `data/skills`.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlojz.base.language import refusal, say
+from dlojz.base.language import say
 from dlojz.cli import main
 from dlojz.cli.options import Answer, Given, check_needs, console, fields_of, phrase, progress_bar, tell, verb
 from dlojz.libraries.library_catalogue import (
@@ -54,10 +54,7 @@ def _check(args: Given) -> None:
     for name in _RUNNING:
         check_needs(args, name, "run")
     if args["show"] and (args["run"] or args["json"]):
-        raise refusal(
-            en="--show prints a program alone: leave --run and --json out.",
-            fr="--show affiche un programme, seul : retirez --run et --json.",
-        )
+        raise phrase.refused("a program is printed alone")
 
 
 def _names(args: Given) -> list[str] | None:
@@ -66,10 +63,7 @@ def _names(args: Given) -> list[str] | None:
         return None
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise refusal(
-            en=f"--only {text!r} names no library: use some of {', '.join(LIBRARIES)}, or leave it out.",
-            fr=f"--only {text!r} ne nomme aucune bibliothèque : prenez-en parmi {', '.join(LIBRARIES)}, ou retirez-le.",
-        )
+        raise phrase.refused("no library of this name", text=text, libraries=", ".join(LIBRARIES))
     return names
 
 

@@ -4,8 +4,6 @@
 every 10 s however many look, and Ctrl-C leaves the runs alone.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 import time
@@ -17,7 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import format_seconds, refusal, say, shortest
+from dlojz.base.language import format_seconds, say, shortest
 from dlojz.base.table import Table, titles, visible
 from dlojz.cli.options import (
     WORDS,
@@ -54,10 +52,7 @@ def machines_command(args: Given, answer: Answer) -> None:
         return
     if options := sorted(set(args) - {"json"}):
         option = option_of(options[0])
-        raise refusal(
-            en=f"{option} says something of a run on one machine: name it, as in `dlojz machines local --dp 4`.",
-            fr=f"{option} concerne une exécution sur une machine, à nommer : `dlojz machines local --dp 4`.",
-        )
+        raise phrase.refused("option of one machine", option=option)
     sites = _readable()
     answer([_summary(site) for site in sites] if args["json"] else _machines_table(sites))
 

@@ -4,8 +4,6 @@ An error is one sentence on stderr, never a traceback. Exit codes: 0 done, 1 a r
 request was refused, 130 interrupted. `dlojz --help` loads no torch.
 """
 
-from __future__ import annotations
-
 import errno
 import gc
 import importlib

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import format_count, integer, refusal, say, size_bytes
+from dlojz.base.language import format_count, integer, say, size_bytes
 from dlojz.base.table import Table, visible
 from dlojz.cli.options import (
     WORDS,
@@ -108,13 +108,7 @@ def _with_file(args: Given, answer: Answer) -> tuple[Given, dict[str, Any]]:
     if run.failures or run.undescribed:
         raise LabError(" ".join(run.sentences()))
     if "model" not in run.size or run.layout["engine"] not in OF_THE_LAB or "zero_shards" in run.columns:
-        raise refusal(
-            en=f"memory is traced tensor by tensor for models of the catalogue, run by torch or DeepSpeed; that of "
-            f"{config.document.name} is weighed in closed form: dlojz plan --from {config.document.name}.",
-            fr="la mémoire est suivie tenseur par tenseur pour les modèles du catalogue, exécutés par torch ou "
-            f"DeepSpeed ; celle de {config.document.name} est pesée en forme close : dlojz plan --from "
-            f"{config.document.name}.",
-        )
+        raise phrase.refused("traced for the catalogue only", name=config.document.name)
     # What the cost model has and the traced step has not.
     usual = {"fused_loss": (None, False), "fused_attention": (None, True), "fp8": (None, False)}
     if lacking := [config.said(name) for name, values in usual.items() if config.fields.get(name) not in values]:
@@ -129,10 +123,7 @@ def _with_file(args: Given, answer: Answer) -> tuple[Given, dict[str, Any]]:
 def _budget(config: RunConfig, target: Device | None, assumed: dict[str, Any], args: Given, answer: Answer) -> None:
     """Choose what becomes of each block's activations, and print or write the choice."""
     if "fit" in args:
-        raise refusal(
-            en="--budget plans for one batch and --fit looks for the largest one: give one of the two.",
-            fr="--budget fait un plan pour un batch et --fit cherche le plus grand : donnez l’un des deux.",
-        )
+        raise phrase.refused("budget or largest batch")
     budget_bytes = _bytes_of(args["budget"])
     from dlojz.config.run_config import command_of
     from dlojz.display import memory_tables as sheet
@@ -166,10 +157,7 @@ def _bytes_of(word: str) -> int:
     """
     size = size_bytes(word)
     if size is None:
-        raise refusal(
-            en=f"--budget takes a size such as 30GiB or 800MB, but {word!r} was received.",
-            fr=f"--budget attend une taille telle que 30GiB ou 800MB, mais {word!r} a été reçu.",
-        )
+        raise phrase.refused("size of a budget", word=word)
     return size
 
 

@@ -200,9 +200,7 @@ def _flag_of(name: str, field: FieldInfo, subject: ConfigSubject) -> Flag:
     choices = [value for kind in kinds if typing.get_origin(kind) is Literal for value in typing.get_args(kind)]
     metavar = "|".join(choices) or ("INT" if int in kinds else "FLOAT" if float in kinds else "TEXT")
     spellings = (option_of(name),)
-    flag = Flag(
-        name, *HELP.pairs[name], metavar, field.default, kind="field", spellings=spellings, subject=subject
-    )
+    flag = Flag(name, *HELP.pairs[name], metavar, field.default, kind="field", spellings=spellings, subject=subject)
     return replace(flag, metavar="", kind="switch") if bool in kinds else flag
 
 

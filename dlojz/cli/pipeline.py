@@ -5,8 +5,6 @@ the cuts of other tools. Nothing is run on processes, unless blocks are timed; a
 before anything is printed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -16,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import format_bytes, refusal, say, spaced_percent, yes_no
+from dlojz.base.language import format_bytes, say, spaced_percent, yes_no
 from dlojz.base.table import Table, facts, titles
 from dlojz.cli.options import (
     WORDS,
@@ -68,12 +66,7 @@ def size_of(args: Given) -> tuple[int, int]:
     ranks, micro_batches = args["stages"], args["micro_batches"]
     # Chunks count too: a rank with two of them has twice the actions.
     if ranks * micro_batches * (args["chunks"] or 1) > MOST_UNITS:
-        raise refusal(
-            en=f"{ranks} stages with {micro_batches} micro-batches are more than is simulated here: give at most "
-            f"{MOST_UNITS} stages times micro-batches, such as 64 and 512.",
-            fr=f"{ranks} étages avec {micro_batches} micro-batches dépassent ce qui est simulé ici : donnez au plus "
-            f"{MOST_UNITS} étages fois micro-batches, par exemple 64 et 512.",
-        )
+        raise phrase.refused("too much to simulate", ranks=ranks, micro_batches=micro_batches, most_units=MOST_UNITS)
     return ranks, micro_batches
 
 
@@ -110,12 +103,7 @@ def times_of(args: Given) -> Costs:
     """
     values = numbers("--times", args["times"]) or [1.0, 1.0, 1.0]
     if len(values) not in (2, 3):
-        raise refusal(
-            en=f"--times takes F,I,W or F,B, but the number of values received is {len(values)}: write --times 1,1,1 "
-            "or --times 1,2.",
-            fr=f"--times prend F,I,W ou F,B, mais le nombre de valeurs reçues est {len(values)} : écrivez --times "
-            "1,1,1 ou --times 1,2.",
-        )
+        raise phrase.refused("number of times", count=len(values))
     if len(values) == 2:  # a whole backward, of which a split one would take half each
         values = [values[0], values[1] / 2, values[1] / 2]
     forward, for_input, for_weight = values
@@ -132,12 +120,7 @@ def costs_of(args: Given, stages: int) -> Costs:
     if not factors:
         return costs
     if len(factors) != stages:
-        raise refusal(
-            en=f"--stage-times holds {len(factors)} numbers, but the schedule has {stages} stages: give one number per "
-            "stage.",
-            fr=f"--stage-times contient {len(factors)} nombres, mais l’ordonnancement a {stages} étages : donnez un "
-            "nombre par étage.",
-        )
+        raise phrase.refused("number of stage times", count=len(factors), stages=stages)
     # A tuple each for forward, backward of the input and of the weights: one duration per stage.
     return costs.with_(**{name: tuple(getattr(costs, name) * factor for factor in factors) for name in _TIMES})
 
@@ -189,20 +172,12 @@ def _check(args: Given) -> None:
     useless = [name for name in excluded if name in args]
     if useless:
         option = option_of(useless[0])
-        raise refusal(
-            en=f"{option} does nothing beside {mode}: leave one of them out.",
-            fr=f"{option} ne sert à rien à côté de {mode} : retirez l’un des deux.",
-        )
+        raise phrase.refused("option without effect", option=option, mode=mode)
     check_needs(args, "color", "png")
     check_needs(args, "no_browser", "play")
     if args[WORDS] and not (comparing or args["play"]):
         name = args[WORDS][0]
-        raise refusal(
-            en=f"the word {name!r} stands alone: write --schedule {name} to draw one schedule, or --compare to compare "
-            "several.",
-            fr=f"le mot {name!r} est seul : écrivez --schedule {name} pour dessiner un ordonnancement, ou --compare "
-            "pour en comparer.",
-        )
+        raise phrase.refused("word that stands alone", name=name)
 
 
 def _play(args: Given, answer: Answer) -> None:
@@ -216,10 +191,7 @@ def _play(args: Given, answer: Answer) -> None:
 
     if len(args[WORDS]) > 1:
         received = " ".join(args[WORDS])
-        raise refusal(
-            en=f"--play takes one level, but {received!r} was received: write --play 4.",
-            fr=f"--play prend un niveau, mais {received!r} a été reçu : écrivez --play 4.",
-        )
+        raise phrase.refused("one level to play", received=received)
     level = level_of(number("--play", args[WORDS][0] if args[WORDS] else "1", int))
     with GameServer(level.number) as server:
         answer(
@@ -368,11 +340,7 @@ def compare_rows(names: Sequence[str], size: tuple[int, int], args: Given) -> tu
                 raise
             excluded.append(name)
     if not rows:
-        raise refusal(
-            en=f"no schedule exists for {size[0]} stages, {size[1]} micro-batches and these times: try 4 and 8.",
-            fr=f"aucun ordonnancement n’existe pour {size[0]} étages, {size[1]} micro-batches et ces durées : essayez "
-            "4 et 8.",
-        )
+        raise phrase.refused("no schedule of this size", stages=size[0], micro_batches=size[1])
     return rows if names else sorted(rows, key=lambda row: row.timeline.bubble_fraction), excluded
 
 
@@ -500,10 +468,7 @@ def _in_stages(config: RunConfig, stages: int) -> RunConfig:
         staged = RunConfig.of(**{**config.to_dict(), "layout": {**config.layout.to_dict(), "pp": stages}})
         check_stages_share_no_weight(staged, model_shapes(staged))
     except LabError as error:
-        raise refusal(
-            en=f"no pipeline can run a cut of {config.model_name}: {error}",
-            fr=f"aucun pipeline ne peut exécuter un découpage de {config.model_name} : {error}",
-        ) from None
+        raise phrase.refused("no pipeline runs this cut", model_name=config.model_name, error=error) from None
     return staged
 
 

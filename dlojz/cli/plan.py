@@ -39,10 +39,7 @@ def plan_command(args: Given, answer: Answer) -> int:
     if args["cluster"] == HERE:
         return plan_here_answer(args, answer)
     if args["measure"]:
-        raise refusal(
-            en="--measure runs layouts on this machine: it goes with --cluster here.",
-            fr="--measure exécute des configurations sur cette machine : il va avec --cluster here.",
-        )
+        raise phrase.refused("measuring needs this machine")
     from dlojz.planner.ask import plan
 
     # Before the search, which takes longer: a wrong word is refused at once.
@@ -102,10 +99,7 @@ def _limit(args: Given) -> tuple[float | None, str]:
     from dlojz.hardware.clusters import machine_of
 
     if "steps" not in args:
-        raise refusal(
-            en="--qos limits the hours of a training: say with --steps how long it is.",
-            fr="--qos limite la durée d’un entraînement : donnez sa longueur avec --steps.",
-        )
+        raise phrase.refused("hours without steps")
     site = machine_of(cluster(args["cluster"]))
     services = {service.name: service for service in site.qos} if site else {}
     if args["qos"] not in services:
@@ -138,10 +132,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise refusal(
-            en=f"--gpus takes numbers such as 8 or 8,16,32, but {text!r} was received.",
-            fr=f"--gpus attend des nombres comme 8 ou 8,16,32, mais {text!r} a été reçu.",
-        ) from None
+        raise phrase.refused("numbers of GPUs", text=text) from None
 
 
 def _fields(text: str) -> dict[str, Any]:
@@ -156,10 +147,7 @@ def _fields(text: str) -> dict[str, Any]:
     for part in text.replace(",", " ").split():
         name, equals, value = part.partition("=")
         if not equals:
-            raise refusal(
-                en=f'--why takes fields such as "tp=8 pp=12", but {part!r} was received.',
-                fr=f'--why attend des champs comme "tp=8 pp=12", mais {part!r} a été reçu.',
-            )
+            raise phrase.refused("fields to explain", part=part)
         if name not in FIELDS:
             raise LabError(one_of("field", name, FIELDS))
         if name == "sequence_parallel":
@@ -180,11 +168,7 @@ def _script(best: Any, args: Given) -> str:
 
     site, hours = machine_of(best.question.cluster), args["hours"] or 1.0
     if site is None:
-        raise refusal(
-            en=f"the file of the cluster {best.question.cluster.name} has no table [slurm], so there is no job script.",
-            fr=f"le fichier du calculateur {best.question.cluster.name} n’a pas de table [slurm] : il n’y a donc pas "
-            "de script pour lui.",
-        )
+        raise phrase.refused("cluster without SLURM", name=best.question.cluster.name)
     if not best.is_run:
         return batch_script(best.question, best.candidate, site, hours=hours, account=args.get("account", ""))
     from dlojz.running.folder import DEFAULT_WORKER
@@ -238,10 +222,7 @@ def plan_from_answer(args: Given, answer: Answer) -> int:
 
     if stray := [name for name in args if name not in FROM_OPTIONS]:
         options = ", ".join(option_of(name) for name in FROM_OPTIONS)
-        raise refusal(
-            en=f"{option_of(stray[0])} does not go with --from, which takes {options}.",
-            fr=f"{option_of(stray[0])} ne va pas avec --from, qui prend {options}.",
-        )
+        raise phrase.refused("option beside a foreign file", stray=option_of(stray[0]), options=options)
     config = read_foreign(args["from"])
     if not args["json"]:
         answer(foreign_keys_table(config))  # before what may be missing is asked for
@@ -249,10 +230,7 @@ def plan_from_answer(args: Given, answer: Answer) -> int:
     if "gpus" in args:
         overrides["gpus"], *more_numbers = _numbers(args["gpus"])
         if more_numbers:
-            raise refusal(
-                en=f"--from takes one number of GPUs, but --gpus {args['gpus']} was received.",
-                fr=f"--from prend un seul nombre de GPU, mais --gpus {args['gpus']} a été reçu.",
-            )
+            raise phrase.refused("one number of GPUs", gpus=args["gpus"])
     overrides |= {"nodes": args["nodes"]} if "nodes" in args else {}
     run = foreign_run(config, **overrides)
     plan = None if run.failures or run.undescribed else plan_foreign(config, run, _site(args))
@@ -302,12 +280,7 @@ def plan_here_answer(args: Given, answer: Answer) -> int:
     foreign = [name for name in args if name not in TAKEN]
     if foreign:
         flag = option_of(foreign[0])
-        raise refusal(
-            en=f"{flag} does not go with --cluster here, which takes --model, --gpus (processes), --batch, --measure, "
-            "--figure, --top and --json.",
-            fr=f"{flag} ne va pas avec --cluster here, qui prend --model, --gpus (processus), --batch, --measure, "
-            "--figure, --top et --json.",
-        )
+        raise phrase.refused("option beside this machine", flag=flag)
     top, processes = args["top"], _numbers(args["gpus"] or "2")[0]
     result = plan_here(args["model"] or "coatnet_tiny", processes, args["batch"] or 16)
     # The first of the prediction are measured, so that its order is put to the test.
@@ -369,10 +342,7 @@ def validate_command(args: Given, answer: Answer) -> None:
 
     names = args[WORDS]
     if len(names) != len(set(names)):
-        raise refusal(
-            en=f"a table was named twice: {', '.join(names)}; name each once.",
-            fr=f"un tableau est nommé deux fois : {', '.join(names)} ; nommez chacun une fois.",
-        )
+        raise phrase.refused("table named twice", names=", ".join(names))
     chip = gpu(args["device"]) if "device" in args else None
     results = [validate(name, chip) for name in names or validated()]
     memory = None if names or chip else validate_memory()

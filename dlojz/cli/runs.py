@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlojz.base.errors import LabError
 from dlojz.base.files import write_atomic
-from dlojz.base.language import decimal, format_seconds, refusal, say
+from dlojz.base.language import decimal, format_seconds, say
 from dlojz.base.table import Table, titles
 from dlojz.cli import main
 from dlojz.cli.options import (
@@ -59,11 +59,7 @@ def run_command(args: Given, answer: Answer) -> int:
     for name in OF_SCRIPTS:
         if name in args:
             option = "--" if name == REST else option_of(name)
-            raise refusal(
-                en=f"{option} is for a script, but none was named: write `dlojz run train.py`, or leave it out.",
-                fr=f"{option} concerne un script, mais aucun n’est nommé : écrivez `dlojz run train.py`, ou "
-                "retirez-le.",
-            )
+            raise phrase.refused("option without its script", option=option)
     from dlojz.config.optimizers import COMPRESSED
     from dlojz.config.run_config import vocabulary_note
     from dlojz.config.schedules import no_effect_note
@@ -109,10 +105,7 @@ def _script_of(args: Given) -> tuple[str, tuple[str, ...]] | None:
     is_path = os.sep in name or os.path.exists(name)  # noqa: PTH110
     is_model = name in models.names() or is_elsewhere(name)
     if not is_model and not is_path and file_of_module(name):
-        raise refusal(
-            en=f"{name!r} is a module: write `dlojz run -m {name}`.",
-            fr=f"{name!r} est un module : écrivez `dlojz run -m {name}`.",
-        )
+        raise phrase.refused("name of a module", name=name)
     if is_model or not is_path:
         return None
     raise no_script(name)
@@ -147,20 +140,10 @@ def _run_script(name: str, arguments: tuple[str, ...], args: Given, answer: Answ
     for option_name in args:
         if option_name not in BESIDE_A_SCRIPT:
             option = option_of(option_name)
-            raise refusal(
-                en=f"{option} configures a training of the lab's, but a script sets up its own: write it after --, as "
-                f"a word for the script, or leave it out.",
-                fr=f"{option} règle un entraînement du TP, mais un script règle le sien : écrivez-le après --, comme "
-                f"un mot pour le script, ou retirez-le.",
-            )
+            raise phrase.refused("option of a training of the lab", option=option)
     of_script = next((option_of(option) for option in ("nproc", "parity", "parity_steps") if option in args), None)
     if of_script and not args[WORDS] and "run_module" not in args:
-        raise refusal(
-            en=f"{of_script} is for a script; a launcher's command is run as it stands: give it the launcher's own "
-            "option, after --.",
-            fr=f"{of_script} concerne un script ; la commande d’un lanceur est exécutée telle quelle : donnez-lui "
-            "l’option du lanceur, après --.",
-        )
+        raise phrase.refused("option of a script beside a launcher", of_script=of_script)
     begin = partial(
         launch,
         name,
@@ -204,15 +187,9 @@ def _show_parity(begin: Callable[..., Run], args: Given, answer: Answer) -> int:
     from dlojz.libraries.scripts.script_parity import Trial, parity, rank_reports, title_of
 
     if "parity" not in args:
-        raise refusal(
-            en="--parity-steps goes with --parity: give it too, or leave --parity-steps out.",
-            fr="--parity-steps va avec --parity : donnez-le aussi, ou retirez --parity-steps.",
-        )
+        raise phrase.refused("parity steps without parity")
     if args["nproc"] < 2:
-        raise refusal(
-            en="--parity compares several processes with one: give their number, as --nproc 2.",
-            fr="--parity compare plusieurs processus à un seul : donnez leur nombre, comme --nproc 2.",
-        )
+        raise phrase.refused("parity without processes")
 
     def observed(processes: int, observation: Observation) -> Trial:
         tell(f"… {title_of(processes, ())}")
@@ -579,12 +556,7 @@ def _draw_overlay(chosen: Sequence[Run], path: str) -> None:
     """Draw the last of the runs that is a pipeline, measured and simulated."""
     pipelines = [run for run in chosen if run.config.layout.pp > 1]
     if not pipelines:
-        raise refusal(
-            en="--overlay draws a pipeline run, but none of these runs has pp=2 or more: name one, or start it with "
-            "dlojz run --pp 2.",
-            fr="--overlay dessine un pipeline, mais aucune de ces exécutions n’a pp=2 ou plus : nommez-en une, ou "
-            "lancez-la avec dlojz run --pp 2.",
-        )
+        raise phrase.refused("no pipeline to overlay")
     pipelines[-1].overlay(path)
     tell_written(path, "overlay", "superposition")
 

@@ -4,8 +4,6 @@
 reads the students' folders, and shows every text from them letter by letter.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +13,7 @@ from rich.live import Live
 
 from dlojz.base.errors import LabError
 from dlojz.base.files import write_atomic
-from dlojz.base.language import colon, format_count, language, one_of, refusal, say, shortest
+from dlojz.base.language import colon, format_count, language, one_of, say, shortest
 from dlojz.base.table import Lines, Table, safe, titles, visible
 from dlojz.campaign.campaign import Campaign, CampaignPlan, campaigns_folder, expand, find_campaign, read_campaign
 from dlojz.campaign.class_board import Student, pseudonyms, read_class, told_problems
@@ -76,10 +74,7 @@ def bench_command(args: Given, answer: Answer) -> int:
     together = [option_of(name) for name in ("cancel", "report", "dry_run", "again") if args.get(name)]
     if len(together) > 1:
         options = " ".join(together)
-        raise refusal(
-            en=f"{options} were received together: give one of them.",
-            fr=f"{options} ont été reçus ensemble : n’en donnez qu’un.",
-        )
+        raise phrase.refused("options received together", options=options)
     if args["cancel"]:
         return _cancel(plan, root, answer if args["json"] else None)
     scheduler_options = scheduler_of(args)
@@ -156,10 +151,7 @@ def _refuse_what_machines_refuse(plan: CampaignPlan, outlooks: Sequence[Outlook]
     ]
     if refused:
         lines = "\n".join(refused)
-        raise refusal(
-            en=f"nothing was submitted: the machine would refuse {len(refused)} of the points:\n{lines}",
-            fr=f"rien n’a été soumis : la machine refuserait {len(refused)} des points :\n{lines}",
-        )
+        raise phrase.refused("nothing was submitted", count=len(refused), lines=lines)
 
 
 def _drive(

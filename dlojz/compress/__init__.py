@@ -3,8 +3,6 @@
 Source: Mishra et al. 2021 (arXiv 2104.08378) for 2:4.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from dlojz.base.language import refusal

@@ -12,8 +12,6 @@ Source: Pool and Yu 2021, "Channel permutations for N:M sparsity" (NeurIPS), who
 stripes this is, the windows visited as teams meet in a tournament.
 """
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np

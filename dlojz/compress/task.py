@@ -3,8 +3,6 @@
 Shape suffixes: N samples, C channels, H and W pixels.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

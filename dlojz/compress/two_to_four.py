@@ -8,8 +8,6 @@ Shape suffixes: O outputs, I inputs, G groups of four in a row, K values that st
 Source: Mishra et al. 2021, "Accelerating Sparse Deep Neural Networks" (arXiv 2104.08378).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

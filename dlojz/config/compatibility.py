@@ -9,8 +9,6 @@ torch 2.13, `distributed/algorithms/ddp_comm_hooks`, for gradients; Li et al. 20
 `CurriculumScheduler` for curricula; Jiang et al. 2021 (arXiv 2104.00237) for updates within the passes.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

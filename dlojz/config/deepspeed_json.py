@@ -9,8 +9,6 @@ Source: deepspeed.ai, "DeepSpeed Configuration JSON"; DeepSpeed 0.19 `runtime/co
 (`_configure_basic_optimizer`).
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 from collections.abc import Iterator, Mapping
@@ -291,10 +289,7 @@ def deepspeed_json(config: RunConfig) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": layout.micro_batch,
         "gradient_accumulation_steps": layout.micro_batches,
-        "zero_optimization": {
-            "stage": layout.zero,
-            "reduce_bucket_size": DEEPSPEED_BUCKET_ELEMENTS,
-        },
+        "zero_optimization": {"stage": layout.zero, "reduce_bucket_size": DEEPSPEED_BUCKET_ELEMENTS},
         "bf16": {"enabled": config.precision == "bf16"},
         "gradient_clipping": 0.0,  # DeepSpeed clips at 1.0 unless told otherwise, which is another training
         "zero_allow_untested_optimizer": True,  # it wraps our torch optimizer, SGD included
@@ -372,12 +367,7 @@ def json_left_to_the_lab(source: str | os.PathLike[str]) -> tuple[str, ...]:
 def _deepspeed_layout(base: RunConfig) -> Any:
     """Copy the layout of `base` without the fields of other engines."""
     layout = base.layout
-    overrides = {
-        "bucket_mib": None,
-        "gradient_as_bucket_view": False,
-        "zero": 0,
-        "engine": "deepspeed",
-    }
+    overrides = {"bucket_mib": None, "gradient_as_bucket_view": False, "zero": 0, "engine": "deepspeed"}
     overrides["sub_group_size"] = None
     # The lab offloads activations with any engine; of states the file decides.
     offload = layout.offload if layout.offload == "activations" else "none"

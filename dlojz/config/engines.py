@@ -6,8 +6,6 @@ trainers are classes of `dlojz.train.engines`, states are in `dlojz.prediction.s
 name a table lacks. To add an engine, add its entry to `data/engines.toml` and what it names there.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,17 +17,7 @@ from dlojz.base.language import say
 Provider = Literal["torch", "by_hand", "deepspeed", "single"]
 """Who implements the engine: the field `engine` of a layout."""
 Strategy = Literal[
-    "single",
-    "ddp",
-    "by_hand",
-    "by_hand-1",
-    "by_hand-2",
-    "by_hand-3",
-    "fsdp2",
-    "zero-0",
-    "zero-1",
-    "zero-2",
-    "zero-3",
+    "single", "ddp", "by_hand", "by_hand-1", "by_hand-2", "by_hand-3", "fsdp2", "zero-0", "zero-1", "zero-2", "zero-3"
 ]
 """Engines along the data axis, as the degrees, the ZeRO stage and the provider of a layout name them."""
 Form = Literal["one_bit", "local_steps", "hooks", "experts", "in_backward", "in_forward", "megatron"]

@@ -5,8 +5,6 @@ from `HELP`; `LayoutFields` and `RunFields` are composed of them. Each value is 
 the fields go together is judged by the rules (`dlojz.config.compatibility`), which `Layout` and `RunConfig` apply.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple

@@ -16,8 +16,6 @@ Megatron-LM, `megatron/core/parallel_state.py`, `initialize_model_parallel` (the
 "Introduction to Model Parallelism" (one degree is derived from `processes_per_host`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations

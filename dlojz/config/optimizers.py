@@ -4,8 +4,6 @@ To add an optimizer: its entry here, its name in `fields.OptimizerFields`, its c
 (or `replicated`, where it communicates). The forecast follows from the entry.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Final

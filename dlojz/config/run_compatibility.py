@@ -7,8 +7,6 @@ on a machine, on the actions of a schedule or on the parts of a model is asked w
 Source: Llama Team 2024 (arXiv 2407.21783), §3.3.2, for the 2 × cp chunks of context parallelism.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -25,9 +23,7 @@ from dlojz.models.sizes import CoAtNetSize, GPTSize
 
 # --- models from elsewhere --------------------------------------------------------------------------------------------
 
-WHOLE_LAYOUT: Final = {
-    **{"cp": 1, "activation_plan": "", "gradient_compression": "none", "sequence_parallel": False},
-}
+WHOLE_LAYOUT: Final = {**{"cp": 1, "activation_plan": "", "gradient_compression": "none", "sequence_parallel": False}}
 """Fields of a layout that are plain with a model from elsewhere."""
 
 
@@ -366,10 +362,7 @@ def _not_in_pipelines(run: PipelineRun) -> Facts | None:
 
 
 PIPELINE: Final[tuple[Rule[PipelineRun], ...]] = rules(
-    "run",
-    {
-        "some values are not run in a pipeline": _not_in_pipelines,
-    },
+    "run", {"some values are not run in a pipeline": _not_in_pipelines}
 )
 """What no engine of this version runs in a pipeline, though it can be predicted or simulated."""
 RULES: Final[tuple[Rule[Any], ...]] = (*LAYOUT, *PRECISIONS, *LEGAL, *ELSEWHERE, *CONTEXT, *LIBRARY, *RUN, *PIPELINE)

@@ -4,8 +4,6 @@ A `RunConfig` that exists is legal and complete: what was left out is filled in 
 that equal runs have equal hashes. The global batch is derived, never stored.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -25,8 +25,6 @@ Sequence Length Warmup for Training GPT Models" (arXiv 2108.06084); DeepSpeed's
 `runtime/data_pipeline/curriculum_scheduler.py`, whose settings and lengths these are.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from bisect import bisect_right

@@ -3,8 +3,6 @@
 A text that comes from a user is drawn letter by letter, never read as mathematics; pyplot's global state is not used.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import os
@@ -29,7 +27,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.text import Text
 from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter, ScalarFormatter
 
-from dlojz.base.language import Sentences, refusal, shortest
+from dlojz.base.language import Sentences, shortest
 from dlojz.base.table import safe, visible
 from dlojz.display.drawing import Box, Drawing, Line, Words
 from dlojz.display.style import DPI, EDGE, HEADING, NORMAL, RULE, SHADOW, SMALL, Style, legible
@@ -112,20 +110,12 @@ def finish(figure: LabFigure, path: str | Path | None = None) -> LabFigure:
     target = Path(path)
     legal = sorted(figure.canvas.get_supported_filetypes())
     if target.suffix[1:].lower() not in legal:
-        raise refusal(
-            en=f"the figure {str(path)!r} needs an ending that names its format, such as .png or .svg "
-            f"(legal: {', '.join(legal)}).",
-            fr=f"le nom de la figure, {str(path)!r}, doit se terminer par son format, comme .png ou .svg "
-            f"(permis : {', '.join(legal)}).",
-        )
+        raise phrase.refused("ending of a figure", path=str(path), legal=", ".join(legal))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(target, dpi=DPI, metadata={"Title": figure.alt} if target.suffix.lower() == ".png" else None)
     except OSError as error:
-        raise refusal(
-            en=f"the figure cannot be written to {target}: {error.strerror}; give another path.",
-            fr=f"la figure ne peut pas être écrite dans {target} : {error.strerror} ; donnez un autre chemin.",
-        ) from None
+        raise phrase.refused("figure not written", target=target, strerror=error.strerror) from None
     return figure
 
 

@@ -1,7 +1,5 @@
 """Sentences on the steps of a collective, and short durations as people read them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from dlojz.base.language import format_count, format_seconds, minus, say

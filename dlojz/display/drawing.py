@@ -4,8 +4,6 @@ One point is 1/72 inch; x goes right, y goes down. No matplotlib is needed to ar
 which takes a few milliseconds for hundreds of boxes, so that a panel follows its sliders at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count

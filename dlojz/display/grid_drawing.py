@@ -14,7 +14,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, NamedTuple
 
-from dlojz.base.language import Sentences, format_bytes, format_seconds, refusal, say
+from dlojz.base.language import Sentences, format_bytes, format_seconds, say
 from dlojz.base.table import titles
 from dlojz.config.layout import DEFAULT_ORDER, RankGrid, RankPlace
 from dlojz.display.drawing import LETTER, Box, Dashes, Drawing, Line, Shape, Words
@@ -104,11 +104,8 @@ def scene_of(grid: RankGrid, axis: str) -> GridScene:
         LabError: if there is no such axis, or the grid is too large to draw.
     """
     if grid.world_size > MOST_DRAWN:
-        raise refusal(
-            en=f"a picture shows at most {MOST_DRAWN} ranks, but {grid.degrees} make {grid.world_size}: draw a "
-            "smaller grid.",
-            fr=f"une image montre au plus {MOST_DRAWN} rangs, mais {grid.degrees} en font {grid.world_size} : "
-            "dessinez une grille plus petite.",
+        raise phrase.refused(
+            "too many ranks to draw", most_drawn=MOST_DRAWN, degrees=grid.degrees, world_size=grid.world_size
         )
     groups = grid.groups(axis)
     # rank → number of its group along this axis.

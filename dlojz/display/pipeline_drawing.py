@@ -16,14 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import (
-    format_seconds,
-    one_of,
-    refusal,
-    say,
-    significant,
-    spaced_percent,
-)
+from dlojz.base.language import format_seconds, one_of, say, significant, spaced_percent
 from dlojz.base.table import visible
 from dlojz.display.drawing import LETTER, Box, Dashes, Drawing, Line, Shape, Stroke, Words, legend_of
 from dlojz.display.style import (
@@ -260,20 +253,10 @@ def _check(timeline: Timeline, color_by: str, versions: Sequence[int | None]) ->
     if color_by not in COLOURS:
         raise LabError(one_of("color_by", color_by, COLOURS))
     if color_by == "version" and not versions:
-        raise refusal(
-            en="color_by 'version' is for asynchronous schedules, whose weights change under way: choose kind, "
-            "micro_batch or chunk.",
-            fr="color_by « version » est pour les ordonnancements asynchrones, dont les poids changent en cours de "
-            "route : choisissez kind, micro_batch ou chunk.",
-        )
+        raise phrase.refused("colours of versions")
     count = len(timeline.schedule.actions)
     if count > MAX_BARS:
-        raise refusal(
-            en=f"{count} actions could not be distinguished in a drawing: draw at most {MAX_BARS}, with fewer "
-            "micro-batches.",
-            fr=f"{count} actions ne se distingueraient pas sur un dessin : dessinez-en au plus {MAX_BARS}, avec "
-            "moins de micro-batches.",
-        )
+        raise phrase.refused("too many actions to draw", count=count, max_bars=MAX_BARS)
 
 
 def _chunks(timeline: Timeline) -> list[int]:
@@ -587,10 +570,7 @@ def known_optimum(timeline: Timeline, memory_limit: float | None = None) -> floa
         return None
     try:
         solution = optimum(
-            schedule.ranks,
-            schedule.micro_batches,
-            split=schedule.splits_backward,
-            memory_limit=memory_limit,
+            schedule.ranks, schedule.micro_batches, split=schedule.splits_backward, memory_limit=memory_limit
         )
     except LabError:  # no schedule within the limit, or none stored: there is nothing to draw
         return None
@@ -652,10 +632,7 @@ def action_words(actions: Sequence[Action]) -> list[str]:
 
 
 def figure_lines(
-    timeline: Timeline,
-    lower_bound: float | None = None,
-    optimum: float | None = None,
-    seconds: bool | None = None,
+    timeline: Timeline, lower_bound: float | None = None, optimum: float | None = None, seconds: bool | None = None
 ) -> Iterator[tuple[str, str]]:
     """List the figures of a schedule as (name, value and meaning)."""
     inside = in_seconds(timeline, seconds)

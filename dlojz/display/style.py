@@ -4,8 +4,6 @@ Colour never carries a meaning alone; a hatch, a marker or a line style says the
 Universal Design", whose eight colours are told apart by colour-blind readers.
 """
 
-from __future__ import annotations
-
 import tomllib
 from functools import cache
 from pathlib import Path

@@ -330,11 +330,7 @@ def _line(
 
 
 def _scaled(
-    label: str,
-    pairs: Sequence[PredictedMeasured],
-    base: int = 1024,
-    prefixes: Sequence[str] = (),
-    judged: bool = False,
+    label: str, pairs: Sequence[PredictedMeasured], base: int = 1024, prefixes: Sequence[str] = (), judged: bool = False
 ) -> ComparisonLine:
     """A line in the largest unit in which its largest figure is at least 1, or in which unequal figures look so."""
     prefixes = prefixes or byte_units()

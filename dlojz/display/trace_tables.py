@@ -4,8 +4,6 @@ Of all ranks: clocks, shares, stragglers, the pipeline, the causes; of one rank;
 snapshots.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -152,12 +150,7 @@ def schedule_sentence(match: ScheduleMatch, pipeline: TracedPipeline) -> str:
         return phrase("schedule unknown", size=size)
     rank, actual, expected = match.first_difference
     return phrase(
-        "closest schedule",
-        match=match,
-        rank=pipeline.ranks[rank],
-        actual=actual,
-        expected=expected,
-        size=size,
+        "closest schedule", match=match, rank=pipeline.ranks[rank], actual=actual, expected=expected, size=size
     )
 
 
@@ -568,10 +561,7 @@ def growth_sentence(before: MemorySnapshot, after: MemorySnapshot, rows: tuple[F
     row = rows[0]
     blocks = f"{integer(row.before_blocks)} → {integer(row.after_blocks)}"
     return sentence + phrase(
-        "largest growth",
-        frame=frame_label(row.frame),
-        difference=_signed_bytes(row.difference_bytes),
-        blocks=blocks,
+        "largest growth", frame=frame_label(row.frame), difference=_signed_bytes(row.difference_bytes), blocks=blocks
     )
 
 

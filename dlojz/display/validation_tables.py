@@ -1,7 +1,5 @@
 """Tables of `dlojz validate`: errors, the planner's regret, memory, every row."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence
@@ -44,10 +42,7 @@ def validation_table(results: Sequence[TableResult]) -> Table:
         for result in results
     )
     title = say(en="Seconds of a step: mean absolute error", fr="Durée d’un pas : erreur absolue moyenne")
-    notes = (
-        phrase("rows and halves"),
-        phrase("constant and rank correlation"),
-    )
+    notes = (phrase("rows and halves"), phrase("constant and rank correlation"))
     return Table(head, rows, title, align="lrrrrrrrl", whole=1, notes=notes)
 
 
@@ -113,11 +108,7 @@ def memory_table(memory: MemoryResult) -> Table:
             spaced_percent(memory.activation_mean),
             str(len(memory.activations)),
         ),
-        (
-            phrase("states without the embedding"),
-            _between(states),
-            str(len(states)),
-        ),
+        (phrase("states without the embedding"), _between(states), str(len(states))),
         (
             say(en="reserved by torchtitan's allocator", fr="réservé par l’allocateur de torchtitan"),
             _between(reserved),

@@ -3,8 +3,6 @@
 Every figure says where it comes from and how far it is to be trusted; nothing here imports torch.
 """
 
-from __future__ import annotations
-
 from dlojz.hardware.clusters import CLUSTERS, Cluster, cluster
 from dlojz.hardware.constants import STANDINGS
 from dlojz.hardware.gpus import DEVICES, GPUS, Device, Precision, device, gpu

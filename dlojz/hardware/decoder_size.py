@@ -4,8 +4,6 @@ Plain arithmetic on integers; a formula that has a name here gives what its pape
 (most count attention whole, as if it were not causal).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 

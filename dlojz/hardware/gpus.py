@@ -41,11 +41,7 @@ CPU: Final = "cpu"
 _FILES: Final = {path.stem: path for path in (*FOLDER.glob("*.toml"), FOLDER.with_name(f"{CPU}.toml"))}
 GPUS: Final = tuple(sorted(_FILES))
 """Names of all GPUs, those of `DEVICES`, and `cpu` for a process without one."""
-_SCALARS: Final = {
-    "memory": "B",
-    "memory_bandwidth": "B/s",
-    "multiprocessors": "1",
-}
+_SCALARS: Final = {"memory": "B", "memory_bandwidth": "B/s", "multiprocessors": "1"}
 """Constants of a file besides the peaks, with their units."""
 _POWER: Final = {"thermal_design_power": "W", "idle_power": "W"}
 _OF_CUDA: Final = {"cublas_workspace": "B", "context": "B"}

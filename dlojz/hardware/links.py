@@ -11,8 +11,6 @@ take part, and the bandwidth is that of all the network cards of one node togeth
 each GPU of the node, have 1/r of it each. Point to point is between two GPUs, so between nodes over one card.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

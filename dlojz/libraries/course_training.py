@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from dlojz.base.language import Sentences, colon
 from dlojz.base.machine import ignore_stop_signal
 from dlojz.config.run_config import RunConfig
-from dlojz.data.sampling import MicroBatchSampler
+from dlojz.data.datasets import MicroBatchSampler
 from dlojz.models.blocks import mean_loss
 from dlojz.train import loop
 

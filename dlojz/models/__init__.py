@@ -1,7 +1,5 @@
 """Models of the lab, each a flat list of blocks, and their catalogue; torch is loaded by ``build`` and ``describe``."""
 
-from __future__ import annotations
-
 from dlojz.models.catalogue import ModelSpec, build, check_input, names, spec
 from dlojz.models.summary import ModelSummary, about, describe
 

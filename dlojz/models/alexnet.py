@@ -9,8 +9,6 @@ Shape suffixes: B batch, C channels, H and W side of the feature map, D features
 Source: Krizhevsky 2014, "One weird trick for parallelizing convolutional neural networks" (arXiv 1404.5997), figure 1.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch.nn.functional as F

@@ -9,8 +9,6 @@ Shape suffixes: B batch, T tokens, D width, N heads, H = D / N width of a head, 
 vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
@@ -19,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlojz.base.language import refusal
 from dlojz.models.checkpointing import Checkpointing, level_of, run_checkpointed
 from dlojz.models.experts.layer import MixtureOfExperts
 from dlojz.models.experts.routing import Routing
 from dlojz.models.foreign.example import run_on
+from dlojz.models.foreign.names import model_sentence
 from dlojz.models.foreign.tensor_regions import Region
 
 Loss = Callable[[Any, Tensor], Tensor]
@@ -79,11 +77,8 @@ class BlockList(nn.Module):
             LabError: if the choices are not as many as the blocks.
         """
         if len(choices) != len(self.blocks):
-            raise refusal(
-                en=f"an activation plan has a choice for each of the model's {len(self.blocks)} blocks, but "
-                f"{len(choices)} were received.",
-                fr=f"un plan d’activations fait un choix pour chacun des {len(self.blocks)} blocs du modèle, mais il y "
-                f"en a {len(choices)}.",
+            raise model_sentence.refused(
+                "choices of an activation plan", count=len(self.blocks), received_count=len(choices)
             )
         for block, choice in zip(self.blocks, choices, strict=True):
             block.activations = choice  # type: ignore[assignment]

@@ -12,10 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal
+from dlojz.base.language import one_of
 from dlojz.models import sizes
 from dlojz.models.experts.routing import Routing
-from dlojz.models.foreign.names import is_elsewhere, is_hub_name, no_configuration
+from dlojz.models.foreign.names import is_elsewhere, is_hub_name, model_sentence, no_configuration
 
 if TYPE_CHECKING:
     from dlojz.models.blocks import BlockList
@@ -275,12 +275,7 @@ def _routed(entry: ModelSpec, routing: Routing | None) -> dict[str, Routing]:
         return {"routing": routing or experts.routing()}
     if routing is None:
         return {}
-    raise refusal(
-        en=f"a routing over {routing.experts} experts was received, but {entry.name} has no experts: use a model "
-        "with a mixture of experts such as moe_tiny, or leave it out.",
-        fr=f"un routage entre {routing.experts} experts a été reçu, mais {entry.name} n’a pas d’experts : prenez "
-        "un modèle à mélange d’experts comme moe_tiny, ou retirez-le.",
-    )
+    raise model_sentence.refused("routing without experts", experts=routing.experts, name=entry.name)
 
 
 def _check_positive(entry: ModelSpec, argument: str, value: object) -> None:

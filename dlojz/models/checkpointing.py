@@ -6,8 +6,6 @@ Liang et al. 2024 (arXiv 2410.06511), section 2.3, and torchtitan's `_apply_ac_t
 second product.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache

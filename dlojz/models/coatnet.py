@@ -16,8 +16,6 @@ token, N heads, E = N × 3 × (D / N) rows of the fused projection, K classes.
 Source: Dai et al. 2021, "CoAtNet: Marrying Convolution and Attention for All Data Sizes" (arXiv 2106.04803).
 """
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 

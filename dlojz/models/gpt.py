@@ -10,20 +10,12 @@ Shape suffixes: B batch, T tokens, D width, V vocabulary.
 Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners" (GPT-2), sections 2.2 and 2.3.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
 from torch import Tensor, nn
 
-from dlojz.models.blocks import (
-    WHOLE_SEQUENCE,
-    BlockList,
-    TransformerBlock,
-    VocabularyHead,
-    initialise_transformer,
-)
+from dlojz.models.blocks import WHOLE_SEQUENCE, BlockList, TransformerBlock, VocabularyHead, initialise_transformer
 from dlojz.models.checkpointing import Checkpointing
 from dlojz.models.experts.routing import Routing
 from dlojz.models.sizes import GPTSize
@@ -66,11 +58,7 @@ class GPT(BlockList):
         ]
         embedding = Embedding(vocabulary_size, sequence_length, size.width)
         tied = embedding.token if size.tied_head else None
-        blocks = [
-            embedding,
-            *decoder,
-            VocabularyHead(nn.LayerNorm(size.width, eps=NORM_EPS), vocabulary_size, tied),
-        ]
+        blocks = [embedding, *decoder, VocabularyHead(nn.LayerNorm(size.width, eps=NORM_EPS), vocabulary_size, tied)]
         super().__init__(blocks, checkpointing=checkpointing)
         self.apply(initialise_transformer)
         for block in decoder:

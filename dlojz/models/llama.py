@@ -9,8 +9,6 @@ Shape suffixes: B batch, T tokens, D width, N heads, G key-value heads (G divide
 Source: Touvron et al. 2023, "Llama 2" (arXiv 2307.09288), section 2.2; Llama Team 2024 (arXiv 2407.21783), section 3.2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

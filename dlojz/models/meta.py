@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 _FILL = {Tensor.normal_, Tensor.uniform_, Tensor.fill_, Tensor.zero_}
 _CHANGE = {Tensor.erfinv_, Tensor.mul_, Tensor.add_, Tensor.clamp_}
 """How timm draws a truncated normal distribution; a forward pass calls them too, but not on a parameter."""
+# torch drops the operators of a Library that is garbage-collected: this list keeps them alive.
+_rules: list[object] = []
 
 
 class _WithoutInitialising(TorchFunctionMode):
@@ -70,8 +73,7 @@ def sample_inputs(
 
 
 def targets_shape(name: str, samples: int, sequence_length: int | None = None) -> tuple[int, ...]:
-    """Return the shape of a model's targets: a class number for each sample, token, or place of its example's output.
-    """
+    """Return the shape of a model's targets: a class number for each sample, token or place of its example's output."""
     entry = spec(name)
     if entry.example is not None:
         return (samples, *entry.example.targets)
@@ -131,3 +133,30 @@ def _flops_of_nested(model: BlockList, sample: Any) -> list[int]:
     for hook in hooks:
         hook.remove()
     return [*flops_of, counter.get_total_flops() - sum(flops_of)]  # of the module, what no part has
+
+
+@lru_cache(maxsize=1)
+def ensure_grouped_products_on_meta() -> None:
+    """Let `grouped_mm`, the product of all experts at once, run on the meta device in every precision.
+
+    torch's kernels take fp32 and fp16 too, but its rule for shapes refuses all but bf16. Source: torch 2.13,
+    `_meta_registrations.py`, `_meta_grouped_mm_common`; `aten/src/ATen/native/GroupedMMUtils.h`,
+    `create_grouped_gemm_output_tensor` (a row takes a multiple of 16 bytes).
+    """
+    library = torch.library.Library("aten", "IMPL", "Meta")
+    library.impl("_grouped_mm", _grouped_product_on_meta, allow_override=True)
+    _rules.append(library)
+
+
+def _grouped_product_on_meta(
+    a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Any = None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    del bias
+    dtype = out_dtype or a.dtype
+    # Of the same dimensions: one product for each group. Else (M, K) @ (G, K, N) → (M, N), rows by group.
+    groups = a.shape[0] if offs is None else offs.shape[0]
+    shape = (*((groups,) if a.dim() == b.dim() else ()), a.shape[-2], b.shape[-1])
+    row_multiple = 16 // dtype.itemsize
+    row = -(-shape[-1] // row_multiple) * row_multiple  # in elements, a multiple of 16 bytes
+    strides = (shape[-2] * row, row, 1)[-len(shape) :]
+    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")

@@ -11,19 +11,11 @@ section 2, and "DeepSeek-V3" (arXiv 2412.19437), section 2.1; that one's gate is
 the softmax of the others.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlojz.models.blocks import (
-    WHOLE_SEQUENCE,
-    BlockList,
-    VocabularyHead,
-    initialise_transformer,
-    merge_heads,
-)
+from dlojz.models.blocks import WHOLE_SEQUENCE, BlockList, VocabularyHead, initialise_transformer, merge_heads
 from dlojz.models.checkpointing import Checkpointing
 from dlojz.models.experts.layer import MixtureOfExperts
 from dlojz.models.experts.routing import Routing

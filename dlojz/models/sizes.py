@@ -1,7 +1,5 @@
 """Dimensions of every model in the catalogue, from the paper named beside them; parameters and FLOPs are counted."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Literal
 

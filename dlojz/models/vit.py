@@ -8,8 +8,6 @@ Shape suffixes: B batch, C channels, H and W pixels, T = patches + 1 tokens, D w
 Source: Dosovitskiy et al. 2020, "An Image is Worth 16x16 Words" (arXiv 2010.11929), section 3.1.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -30,10 +30,9 @@ from typing import IO, Any
 import psutil
 
 from dlojz.base.errors import LabError
-from dlojz.base.extension_locks import stale_locks, told
 from dlojz.base.files import CHECKOUT, write_atomic
 from dlojz.base.language import one_of
-from dlojz.base.machine import cores_available
+from dlojz.base.machine import cores_available, remedy_of_locks, stale_locks
 from dlojz.config.run_config import RunConfig
 from dlojz.data import check_available
 from dlojz.hardware.clusters import Machine
@@ -378,7 +377,7 @@ def run(  # noqa: PLR0913 - one call is all that a student has to know
             (folder / JOB_FILE).unlink(missing_ok=True)
             # A script would wait on such a lock without a word.
             if run_config.script and (locks := stale_locks()):
-                print(f"dlojz: {told(locks)}", file=sys.stderr)
+                print(f"dlojz: {remedy_of_locks(locks)}", file=sys.stderr)
             start(folder)
     handle = Run(folder)
     return handle.follow(progress) if wait else handle

@@ -36,7 +36,7 @@ from dlojz.by_hand.context_parallel import own_tokens
 from dlojz.config.fields import block_choices
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import length_at
-from dlojz.data.sampling import CutToLength, MicroBatchSampler, micro_batches
+from dlojz.data.datasets import CutToLength, MicroBatchSampler, micro_batches
 from dlojz.models.experts.layer import mixtures
 from dlojz.prediction.shapes import count_parameters
 from dlojz.results.record import EventLog, Status

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dlojz.base import extension_locks
+from dlojz.base import machine
 from dlojz.base.language import use_language
 from dlojz.base.machine import MemoryLimit
 from dlojz.base.requirements import requirements_of
@@ -142,7 +142,7 @@ def test_a_lock_that_a_killed_build_left_is_named_with_what_removes_it(
         monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     else:
         monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
-        monkeypatch.setattr(extension_locks, "folder", lambda: tmp_path)
+        monkeypatch.setattr(machine, "extensions_folder", lambda: tmp_path)
     folder = tmp_path if own_folder else tmp_path / "py311_cpu"
     locks = {name: folder / name / "lock" for name in ("cpu_adam left", "held", "young")}
     for name, lock in locks.items():

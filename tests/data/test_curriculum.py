@@ -13,7 +13,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import discrete_length, first_whole_step, length_at, root_length, stages_of, stretches
-from dlojz.data.sampling import CutToLength
+from dlojz.data.datasets import CutToLength
 from dlojz.runnable import check_runnable
 
 TEXT: dict[str, Any] = {"model": "gpt_tiny", "sequence_length": 128, "steps": 40, "micro_batch": 4}

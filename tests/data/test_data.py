@@ -5,7 +5,7 @@ import torch
 
 from dlojz import data
 from dlojz.base.errors import LabError
-from dlojz.data.sampling import MicroBatchSampler, micro_batches
+from dlojz.data.datasets import MicroBatchSampler, micro_batches
 
 
 def test_digits_are_the_real_ones_scaled_up() -> None:

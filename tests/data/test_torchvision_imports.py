@@ -10,7 +10,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 
 def test_torchvision_and_timm_import_in_a_fresh_process() -> None:
     code = (
-        "from dlojz.models.foreign.missing_operators import ensure_torchvision_imports as ensure\n"
+        "from dlojz.models.foreign.vision_packages import ensure_torchvision_imports as ensure\n"
         "ensure(); ensure()\n"
         "import torchvision, timm\n"
     )
@@ -32,9 +32,9 @@ def test_an_extension_that_loads_is_left_alone() -> None:
         "import torch\n"
         "mine = torch.library.Library('torchvision', 'FRAGMENT')\n"
         "mine.define('nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')\n"
-        "from dlojz.models.foreign import missing_operators\n"
-        "missing_operators.ensure_torchvision_imports()\n"
-        "assert missing_operators._libraries == []\n"
+        "from dlojz.models.foreign import vision_packages\n"
+        "vision_packages.ensure_torchvision_imports()\n"
+        "assert vision_packages._libraries == []\n"
     )
     result = run(code)
     assert result.returncode == 0, result.stderr

@@ -4,7 +4,7 @@ import pytest
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
-from dlojz.display.figures.training_figures import expert_load_figure
+from dlojz.display.figures.run_figures import expert_load_figure
 from dlojz.results.record import ExpertLoad
 
 

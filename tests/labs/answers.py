@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from dlojz.by_hand.tensor.axis import add_up, copy
 from dlojz.config.run_config import RunConfig
 from dlojz.labs.lab04_zero.exercises_cost import bucket_elements
-from dlojz.labs.lab07_hybrid.exercises_step import Part
+from dlojz.labs.lab07_hybrid.exercises import Part
 from dlojz.labs.lab08_compromise.exercises_alpa import Costs, Matrices, Name, Programme, Row
 from dlojz.pipeline.orders.zero_bubble import list_schedule
 from dlojz.pipeline.schedule import Schedule

@@ -25,7 +25,7 @@ from dlojz.labs.kit.figures import Illustrated, Picture
 from dlojz.labs.lab08_compromise import compromise_tables as tables
 from dlojz.labs.lab08_compromise import figures
 from dlojz.labs.lab08_compromise.exercises_alpa import chain_cost
-from dlojz.labs.lab08_compromise.exercises_evidence import shares_of_peak
+from dlojz.labs.lab08_compromise.exercises_layouts import shares_of_peak
 from dlojz.labs.lab08_compromise.figures_published import (
     CHOSEN,
     course_table,

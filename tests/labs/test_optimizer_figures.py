@@ -14,7 +14,7 @@ from dlojz.labs import NotDone
 from dlojz.labs.kit.exercise import Verdict
 from dlojz.labs.kit.figures import Picture
 from dlojz.labs.lab09_optimizers import figures
-from dlojz.labs.lab09_optimizers.exercises_feedback import freeze_step
+from dlojz.labs.lab09_optimizers.exercises_compression import freeze_step
 from dlojz.labs.lab09_optimizers.exercises_updates import update_in_backward, watch_gradients
 from dlojz.prediction import predict
 from tests.display.legible import DRAWN_IN

@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from dlojz.labs import lab03_data_parallel
 from dlojz.labs.kit.exercise import Challenge, judge
 from dlojz.labs.lab03_data_parallel.exercises_ddp import fill_buckets
-from dlojz.labs.lab03_data_parallel.exercises_ring import fit_alpha_beta, ring_seconds
-from dlojz.labs.lab03_data_parallel.exercises_scaling import FEW_MESSAGES
+from dlojz.labs.lab03_data_parallel.exercises_ring import FEW_MESSAGES, fit_alpha_beta, ring_seconds
 from tests.labs.bank import Answer, BankTests
 
 EXERCISES = {one.id: one for one in lab03_data_parallel.EXERCISES if not isinstance(one, Challenge)}

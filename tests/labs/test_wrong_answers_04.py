@@ -19,8 +19,10 @@ from dlojz.base.language import use_language
 from dlojz.config.run_config import RunConfig
 from dlojz.labs import lab04_zero
 from dlojz.labs.kit.exercise import Verdict, judge
-from dlojz.labs.lab04_zero.challenge import FEWEST_MESSAGES, LIMIT_MIB, SIZES_MIB
 from dlojz.labs.lab04_zero.exercises_cost import (
+    FEWEST_MESSAGES,
+    LIMIT_MIB,
+    SIZES_MIB,
     all_at_once_seconds,
     compare_with_compute,
     offload_bytes,

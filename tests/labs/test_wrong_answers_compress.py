@@ -11,12 +11,15 @@ import torch.nn.functional as F
 
 from dlojz.labs import lab11_compression as lab
 from dlojz.labs.kit.judges import normal
-from dlojz.labs.lab11_compression.exercises_distill import mixed_loss, soft_loss
-from dlojz.labs.lab11_compression.exercises_integer import integer_linear
 from dlojz.labs.lab11_compression.exercises_prune import global_masks, next_ticket, reorder, sr_ste, two_of_four
-from dlojz.labs.lab11_compression.exercises_quantize import fake_quantize, quantize_affine, quantize_rows
+from dlojz.labs.lab11_compression.exercises_quantize import (
+    fake_quantize,
+    integer_linear,
+    quantize_affine,
+    quantize_rows,
+)
 from dlojz.labs.lab11_compression.exercises_serve import cached_attention
-from dlojz.labs.lab11_compression.exercises_train import train_aware, train_pruned
+from dlojz.labs.lab11_compression.exercises_train import mixed_loss, soft_loss, train_aware, train_pruned
 from tests.labs import student_answers_compress as student
 from tests.labs import student_answers_tuning as tuning
 from tests.labs.bank import Answer, BankTests, detached

@@ -20,8 +20,14 @@ from dlojz.labs import lab08_compromise as lab
 from dlojz.labs.kit.exercise import Challenge, judge
 from dlojz.labs.lab08_compromise.compromise_tables import bloom_layouts
 from dlojz.labs.lab08_compromise.exercises_alpa import KNOWN, chain_cost, perceptron, plan_of, shortest_step, solve
-from dlojz.labs.lab08_compromise.exercises_evidence import FEWEST_GPUS, compare_rounds, shares_of_peak
-from dlojz.labs.lab08_compromise.exercises_layouts import best_split, choose, rank_bytes
+from dlojz.labs.lab08_compromise.exercises_layouts import (
+    FEWEST_GPUS,
+    best_split,
+    choose,
+    compare_rounds,
+    rank_bytes,
+    shares_of_peak,
+)
 from dlojz.planner.alpa.graph import mlp
 from dlojz.planner.alpa.intra_operator import shard
 from dlojz.planner.alpa.mesh import DeviceMesh

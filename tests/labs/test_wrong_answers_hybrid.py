@@ -26,14 +26,15 @@ from dlojz.labs.lab07_hybrid.exercises import (
     SIZES,
     between_nodes,
     between_share,
+    gradients,
     groups_of,
     layout_3d,
+    make_part,
     messages_of,
     missing_degree,
     place_of,
     placed,
 )
-from dlojz.labs.lab07_hybrid.exercises_step import gradients, make_part
 from dlojz.prediction.link_traffic import crossing
 from dlojz.results.footprint import Traffic
 from tests.labs import student_answers_hybrid as student

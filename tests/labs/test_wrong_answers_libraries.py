@@ -21,13 +21,16 @@ from dlojz.labs.lab12_libraries.exercises_configuration import (
     megatron_qkv,
     stage,
 )
-from dlojz.labs.lab12_libraries.exercises_loops import accelerate_loop, deepspeed_loop, plain_loop, updates
-from dlojz.labs.lab12_libraries.stand_ins import (
+from dlojz.labs.lab12_libraries.exercises_loops import (
     AcceleratorStandIn,
     EngineStandIn,
+    accelerate_loop,
+    deepspeed_loop,
     make_batches,
     make_model,
     make_optimizer,
+    plain_loop,
+    updates,
     weights_of,
 )
 from tests.labs import student_answers_libraries as student

@@ -16,8 +16,7 @@ from torch import nn
 from dlojz.base.errors import LabError
 from dlojz.labs import lab09_optimizers
 from dlojz.labs.kit.exercise import Challenge, judge
-from dlojz.labs.lab09_optimizers.exercises_compression import compress, compressed_bytes, read, write
-from dlojz.labs.lab09_optimizers.exercises_feedback import FEWER_BYTES
+from dlojz.labs.lab09_optimizers.exercises_compression import FEWER_BYTES, compress, compressed_bytes, read, write
 from dlojz.labs.lab09_optimizers.exercises_updates import ADAM, ADAM_STATES, update_in_backward, update_traffic
 from tests.labs import student_answers_optimizers as student
 from tests.labs.bank import Answer, BankTests

@@ -280,7 +280,7 @@ def test_step_ledger_records_tensor_parallel_over_all_ranks(tmp_path: Path) -> N
 
 
 OPERATORS = """
-        from dlojz.models.foreign.missing_operators import ensure_torchvision_imports
+        from dlojz.models.foreign.vision_packages import ensure_torchvision_imports
         ensure_torchvision_imports()
 """
 """Beginning of a script whose library imports torchvision, where torchvision is of another build than torch."""

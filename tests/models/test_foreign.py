@@ -18,7 +18,7 @@ from dlojz import models
 from dlojz.base.errors import LabError
 from dlojz.config.run_config import RunConfig
 from dlojz.models.blocks import NestedBlocks, loss_of, mean_loss, tied_names
-from dlojz.models.foreign.missing_operators import ensure_torchvision_imports
+from dlojz.models.foreign.vision_packages import ensure_torchvision_imports
 from dlojz.models.meta import on_meta, sample_inputs
 from dlojz.runnable import check_runnable
 from tests.models import own_models, own_shapes

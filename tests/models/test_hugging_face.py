@@ -20,7 +20,7 @@ from dlojz.base.language import use_language
 from dlojz.config.run_config import RunConfig
 from dlojz.display.memory_tables import input_sentence
 from dlojz.models.foreign import meta_checks
-from dlojz.models.foreign.missing_operators import ensure_torchvision_imports
+from dlojz.models.foreign.vision_packages import ensure_torchvision_imports
 from dlojz.models.meta import on_meta
 
 ensure_torchvision_imports()  # transformers looks for its operators

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of
 from dlojz.models.coatnet import CoAtNet
-from dlojz.models.foreign.missing_operators import ensure_torchvision_imports
+from dlojz.models.foreign.vision_packages import ensure_torchvision_imports
 from dlojz.models.sizes import COATNET_SIZES, CoAtNetSize
 
 # timm has CoAtNet-0 to 5 in the paper's layout; its coatnet_5 keeps heads of 32 where the paper's table 11 has 64.

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dlojz import predict
 from dlojz.config.run_config import RunConfig
-from dlojz.models.foreign.missing_operators import ensure_torchvision_imports
+from dlojz.models.foreign.vision_packages import ensure_torchvision_imports
 from dlojz.prediction import trace_store
 from dlojz.prediction.model_trace import key_of, trace_of
 from dlojz.prediction.shapes import RankPart

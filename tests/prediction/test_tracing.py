@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from dlojz import models
 from dlojz.base.errors import LabError
-from dlojz.models.foreign.missing_operators import ensure_torchvision_imports
+from dlojz.models.foreign.vision_packages import ensure_torchvision_imports
 from dlojz.models.qwen_deepseek import LatentAttention
 from dlojz.models.sizes import DEEPSEEK_SIZES
 from dlojz.prediction.rules_of_thumb import Shape, layer_bytes

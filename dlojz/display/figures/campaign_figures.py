@@ -4,8 +4,6 @@ A series has one colour, one dash and one marker in every figure. What did not f
 crossed out; a machine's limit is a line with its name.
 """
 
-from __future__ import annotations
-
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -261,11 +259,7 @@ def batch_figure(marks: Sequence[CampaignMark], batch_label: str, path: str | Pa
     Args:
         batch_label: what the axis counts, in words.
     """
-    figure = campaign_canvas(
-        phrase("alt of batches"),
-        list(series_of(marks)),
-        width_in=12.5,
-    )
+    figure = campaign_canvas(phrase("alt of batches"), list(series_of(marks)), width_in=12.5)
     speed, memory = figure.subplots(1, 2)
     unit, scale = byte_scale(max((mark.taken_bytes or 0 for mark in marks), default=0))
     hidden = hidden_marks(marks)
@@ -296,10 +290,7 @@ def batch_figure(marks: Sequence[CampaignMark], batch_label: str, path: str | Pa
 
 def pareto_figure(marks: Sequence[CampaignMark], path: str | Path | None = None) -> LabFigure:
     """Draw memory against throughput, and join the points that no other beats in both."""
-    figure = campaign_canvas(
-        phrase("alt of compromises"),
-        list(series_of(marks)),
-    )
+    figure = campaign_canvas(phrase("alt of compromises"), list(series_of(marks)))
     axes = figure.subplots()
     measured_marks = [mark for mark in marks if mark.samples_per_s is not None and mark.measured_bytes is not None]
     unit, scale = byte_scale(max((mark.measured_bytes or 0 for mark in measured_marks), default=0))
@@ -325,11 +316,7 @@ def pareto_figure(marks: Sequence[CampaignMark], path: str | Path | None = None)
 
 def truth_figure(marks: Sequence[CampaignMark], path: str | Path | None = None) -> LabFigure:
     """Draw predicted against measured memory, messages and throughput; on the diagonal they are equal."""
-    figure = campaign_canvas(
-        phrase("alt of predictions"),
-        list(series_of(marks)),
-        width_in=13.0,
-    )
+    figure = campaign_canvas(phrase("alt of predictions"), list(series_of(marks)), width_in=13.0)
     memory, messages, speed = figure.subplots(1, 3)
     title = say(en="Memory of the heaviest rank", fr="Mémoire du rang le plus chargé")
     _truth(memory, marks, attrgetter("predicted_bytes", "measured_bytes"), title)
@@ -375,10 +362,7 @@ def _truth(
 
 def scaling_figure(marks: Sequence[CampaignMark], path: str | Path | None = None) -> LabFigure:
     """Draw the efficiency of strong and of weak scaling against the number of ranks."""
-    figure = campaign_canvas(
-        phrase("alt of scaling"),
-        list(series_of(marks, FAMILY)),
-    )
+    figure = campaign_canvas(phrase("alt of scaling"), list(series_of(marks, FAMILY)))
     strong, weak = figure.subplots(1, 2, sharey=True)
     _draw_scaling(
         strong,

@@ -4,8 +4,6 @@ Every number of a step comes from the simulation; that a chunk is partial or fin
 count of contributions in it. Whatever a picture shows is also there as text.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import textwrap
@@ -137,10 +135,7 @@ def check_drawable(size: int) -> None:
         LabError: if the number of ranks is none, or more than can be drawn legibly.
     """
     if check_size(size) > MAX_RANKS:
-        raise refusal(
-            en=f"a figure of {size} ranks could not be read: draw at most {MAX_RANKS}.",
-            fr=f"une figure de {size} rangs serait illisible : dessinez-en {MAX_RANKS} au plus.",
-        )
+        raise phrase.refused("too many ranks to read", size=size, max_ranks=MAX_RANKS)
 
 
 def panel_inches(simulation: Simulation) -> tuple[float, float]:
@@ -401,11 +396,7 @@ def communication_figure(reductions: Sequence[Reduction], path: str | Path | Non
             "pertes pour les mêmes graines : entraînez-le à côté.",
         )
     if not judged:
-        raise refusal(
-            en="the board needs at least one way with the losses of a run, but none was received: train first.",
-            fr="le tableau demande au moins une méthode avec les pertes d’un entraînement, mais aucune n’a été "
-            "reçue : entraînez d’abord.",
-        )
+        raise phrase.refused("board without losses")
     timed = [reduction for reduction in reductions if reduction.step_s is not None]
     names = ", ".join(visible(reduction.name) for reduction in reductions)
     alt = phrase("alt of the board", names=names)

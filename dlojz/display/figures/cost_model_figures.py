@@ -13,18 +13,7 @@ from matplotlib.ticker import NullFormatter
 from dlojz.base.language import say, shortest
 from dlojz.base.table import visible
 from dlojz.display.canvas import LabFigure, caption, finish, logarithmic, new_figure, phrase, plain
-from dlojz.display.style import (
-    BASELINE,
-    BLUE,
-    GREEN,
-    HEADING,
-    NORMAL,
-    ORANGE,
-    PURPLE,
-    SKY,
-    SMALL,
-    VERMILION,
-)
+from dlojz.display.style import BASELINE, BLUE, GREEN, HEADING, NORMAL, ORANGE, PURPLE, SKY, SMALL, VERMILION
 
 if TYPE_CHECKING:
     from dlojz.cost_model.measured_machine import Measured, MeasuredSite, Residual

@@ -4,8 +4,6 @@ Each cell of bytes is `predicted | measured`, as in `dlojz compare`. A library h
 panel; one that was not run has its empty place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -46,12 +46,7 @@ LATENESS_PT = 190.0
 
 
 def overlay_figure(
-    predicted: Timeline,
-    measured: Timeline,
-    path: str | Path | None = None,
-    *,
-    color_by: str = "kind",
-    mark: str = "",
+    predicted: Timeline, measured: Timeline, path: str | Path | None = None, *, color_by: str = "kind", mark: str = ""
 ) -> LabFigure:
     """Draw a measured timeline under its simulation, on one time axis, and how late each action is.
 
@@ -102,11 +97,8 @@ def overlay_scene(predicted: Timeline, measured: Timeline, *, color_by: str = "k
         LabError: if the two are not of the same orders.
     """
     if predicted.schedule.orders != measured.schedule.orders:
-        raise refusal(
-            en=f"the simulation is of {predicted.schedule.name}, but what was measured is of "
-            f"{measured.schedule.name} or of another size: simulate the schedule that was executed.",
-            fr=f"la simulation est celle de {predicted.schedule.name}, mais la mesure est celle de "
-            f"{measured.schedule.name} ou d’une autre taille : simulez l’ordonnancement exécuté.",
+        raise phrase.refused(
+            "measured is another schedule", simulated=predicted.schedule.name, measured=measured.schedule.name
         )
     # One scene each, in ms; their bars go into alternate rows below.
     above, below = (
@@ -276,10 +268,7 @@ def partition_figure(
         LabError: if there is no cut.
     """
     if not cuts:
-        raise refusal(
-            en="there is nothing to draw: give at least one cut.",
-            fr="il n’y a rien à dessiner : donnez au moins un découpage.",
-        )
+        raise phrase.refused("no cut to draw")
     first_cut = next(iter(cuts.values()))
     # One unit for all panels, that of the largest bottleneck.
     unit, scale = _unit(weighed, max(cut.bottleneck for cut in cuts.values()))

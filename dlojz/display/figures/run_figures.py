@@ -1,4 +1,4 @@
-"""Figures of runs: memory of a rank at its peak, the comparison of runs, the timeline of the ranks.
+"""Figures of runs: memory of a rank at its peak, comparison, timeline, loads of experts, two traces.
 
 A category keeps its colour and hatch; predicted is paler than measured. A limit too far away to be drawn without
 flattening the bars is said in words.
@@ -12,14 +12,19 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import byte_scale, decimal, format_bytes, format_seconds, gap_text, say
+from dlojz.base.language import byte_scale, decimal, format_bytes, format_seconds, gap_text, percent, say
 from dlojz.base.table import visible
 from dlojz.config.fields import BLOCK_CHOICES
+from dlojz.config.optimizers import OPTIMIZERS
 from dlojz.display.canvas import (
     LabFigure,
     below,
@@ -34,7 +39,7 @@ from dlojz.display.canvas import (
     stack,
     swatch,
 )
-from dlojz.display.drawing import Drawing
+from dlojz.display.drawing import LETTER, Drawing
 from dlojz.display.figures.partition_figures import overlay_scene
 from dlojz.display.memory_tables import choice_label, grouped_blocks, headline, peak_sentence
 from dlojz.display.pipeline_drawing import schedule_drawing
@@ -47,12 +52,16 @@ from dlojz.display.style import (
     FILLS,
     FRAME,
     GREY,
+    HEADING,
+    LIGHT_ORANGE,
     LINE_STYLES,
     NORMAL,
+    ORANGE,
     OTHER,
     PREDICTED_ALPHA,
     SIGN,
     TITLE,
+    VERMILION,
     WHITE,
     Style,
     category_label,
@@ -60,9 +69,12 @@ from dlojz.display.style import (
     phase_style,
 )
 from dlojz.display.tables import DASH, status_label
+from dlojz.display.trace_tables import MOST_FRAMES, frame_label, kernel_kind
 from dlojz.pipeline.simulator import MeasuredOverlay
 from dlojz.results.footprint import CATEGORIES
-from dlojz.results.record import RunRecord, Span
+from dlojz.results.memory_snapshot import FrameBytes, FrameGrowth, MemorySnapshot
+from dlojz.results.rank_profile import ProfileComparison
+from dlojz.results.record import ExpertLoad, RunRecord, Span
 
 if TYPE_CHECKING:
     from dlojz.compare import Comparison, PredictedMeasured, RunRow
@@ -514,3 +526,220 @@ def _overlap_words(record: RunRecord) -> str:
 def _drawing_order(span: Span) -> tuple[bool, bool, float]:
     """The wait is drawn over the backward phase that it is the end of; communication comes last in the legend."""
     return span.phase.startswith(WITHIN), span.phase == "wait", span.start_s
+
+
+def optimizer_label(name: str) -> str:
+    """Write an optimizer's name as papers do."""
+    return OPTIMIZERS[name].label if name in OPTIMIZERS else visible(name).replace("_", " ")
+
+
+LAST_STEPS = 20
+"""Steps over which the words under a title take their mean."""
+
+
+WIDEST_IN = 13.0
+"""Beyond, a notebook would shrink the figure to illegible curves: columns become narrower instead."""
+
+
+def expert_load_figure(trainings: Mapping[str, Sequence[ExpertLoad]]) -> LabFigure:
+    """Draw what the experts of the last mixture were given, step by step, one column for each training.
+
+    Args:
+        trainings: loads of each, under the words above its column.
+
+    Raises:
+        LabError: if a training has no loads.
+    """
+    columns = {name: _of_last_layer(name, loads) for name, loads in trainings.items()}
+    if not columns:
+        raise LabError(say(en="give the loads of at least one training.", fr="donnez les charges d’un entraînement."))
+    column_in = min(5.2, (WIDEST_IN - 1.6) / len(columns))
+    figure = new_figure(1.6 + column_in * len(columns), 7.4, alt=_expert_load_alt(columns))
+    rows = figure.subplots(3, len(columns), sharex="col", sharey="row", squeeze=False, height_ratios=(3, 2, 1.2))
+    largest_share = max(max(_shares(load)) for loads in columns.values() for load in loads)
+    for column, (name, loads) in enumerate(columns.items()):
+        # Three panels of a column: heat map, extremes, dropped share.
+        top, middle, bottom = (rows[row][column] for row in range(3))
+        mesh = _heat_map(top, loads, largest_share)
+        letters = max(8, int(72 * column_in / (HEADING * LETTER)))
+        top.set_title(textwrap.fill(visible(name), letters), loc="left", fontweight="bold", fontsize=HEADING)
+        bar = figure.colorbar(mesh, ax=top, pad=0.02)
+        bar.ax.axhline(_capacity(loads[-1]), color=BLACK, linestyle="--", linewidth=1.4)
+        _extremes(middle, loads)
+        _dropped(bottom, loads)
+        if column == len(columns) - 1:
+            bar.set_label(say(en="load, relative to the fair share", fr="charge, rapportée à la part équitable"))
+            figure.legend(handles=middle.get_lines(), loc="outside lower center", ncols=3, frameon=False)
+    capacities = (_capacity(load) for loads in columns.values() for load in loads)
+    rows[1][0].set_ylim(0, 1.05 * max(largest_share, *capacities))
+    caption(rows[0][0], y="expert")
+    # Two lines: the panel is too low for one.
+    caption(rows[1][0], y=say(en="load, relative\nto the fair share", fr="charge, rapportée\nà la part équitable"))
+    caption(rows[2][0], y=say(en="dropped", fr="abandonnés"))
+    mixture = visible(next(iter(columns.values()))[0].layer)
+    title = phrase("title of experts", mixture=mixture)
+    figure.suptitle(textwrap.fill(title, int(72 * figure.get_figwidth() / (TITLE * LETTER))), fontsize=TITLE)
+    return finish(figure)
+
+
+def _of_last_layer(name: str, loads: Sequence[ExpertLoad]) -> list[ExpertLoad]:
+    layers = list(dict.fromkeys(load.layer for load in loads))
+    if not layers:
+        raise phrase.refused("no load of experts", name=name)
+    return [load for load in loads if load.layer == layers[-1]]
+
+
+def _shares(load: ExpertLoad) -> list[float]:
+    """Each expert's choices in units of the fair share, the mean over the experts."""
+    # Mean choices per expert.
+    fair = sum(load.tokens) / len(load.tokens)
+    return [tokens / fair for tokens in load.tokens]
+
+
+def _capacity(load: ExpertLoad) -> float:
+    # Capacity in units of the fair share: choices an expert may take over the mean choices.
+    return load.capacity * len(load.tokens) / sum(load.tokens)
+
+
+def _heat_map(axes: Axes, loads: list[ExpertLoad], largest_share: float) -> QuadMesh:
+    """An expert a line, a step a column: white idle, blue up to the capacity, orange to red beyond."""
+    # Where on the colour scale the capacity lies: blue below, orange to red above.
+    turn = min(_capacity(loads[-1]) / largest_share, 0.999)
+    colours = LinearSegmentedColormap.from_list(
+        "load", [(0, WHITE), (turn, BLUE), (min(turn + 0.001, 1), LIGHT_ORANGE), (1, VERMILION)], N=1024
+    )
+    # Edges of the cells, one more than there are steps or experts.
+    steps = [load.step - 0.5 for load in loads] + [loads[-1].step + 0.5]
+    experts = [expert - 0.5 for expert in range(len(loads[0].tokens) + 1)]
+    # (experts, steps)
+    shares = [list(column) for column in zip(*(_shares(load) for load in loads), strict=True)]
+    mesh = axes.pcolormesh(steps, experts, shares, cmap=colours, vmin=0, vmax=largest_share, rasterized=True)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.invert_yaxis()
+    return mesh
+
+
+def _extremes(axes: Axes, loads: list[ExpertLoad]) -> None:
+    steps = [load.step for load in loads]
+    busiest, idlest = ([pick(_shares(load)) for load in loads] for pick in (max, min))
+    axes.plot(steps, busiest, color=VERMILION, linestyle="-", label=say(en="busiest expert", fr="le plus chargé"))
+    axes.plot(steps, idlest, color=BLUE, linestyle=":", label=say(en="idlest expert", fr="le moins chargé"))
+    capacities, label = [_capacity(load) for load in loads], say(en="capacity", fr="capacité")
+    axes.plot(steps, capacities, color=BLACK, linestyle="--", linewidth=1.4, label=label)
+    plain(axes)
+
+
+def _dropped(axes: Axes, loads: list[ExpertLoad]) -> None:
+    steps, dropped = [load.step for load in loads], [load.dropped for load in loads]
+    axes.fill_between(steps, dropped, color=ORANGE, alpha=0.6, hatch="//", edgecolor=EDGE, linewidth=0.4)
+    axes.set_ylim(0, 1)
+    axes.yaxis.set_major_formatter(lambda value, position: percent(value, None))
+    caption(axes, x=say(en="step", fr="pas"))
+    axes.set_xlim(steps[0] - 0.5, steps[-1] + 0.5)
+    plain(axes)
+    recent_shares = dropped[-LAST_STEPS:]
+    mean = percent(sum(recent_shares) / len(recent_shares), 0)
+    words = phrase("mean of the last steps", mean=mean, steps=len(recent_shares))
+    axes.set_title(words, loc="right", fontsize=HEADING)
+
+
+def _expert_load_alt(columns: Mapping[str, list[ExpertLoad]]) -> str:
+    """What the figure shows, in words: of each training, the busiest expert and the dropped share at the end."""
+    words = []
+    for name, loads in columns.items():
+        recent_loads = loads[-LAST_STEPS:]
+        # Choices of each expert, summed over the last steps.
+        totals = [sum(tokens) for tokens in zip(*(load.tokens for load in recent_loads), strict=True)]
+        share = percent(max(totals) / sum(totals), 0)
+        dropped = percent(sum(load.dropped for load in recent_loads) / len(recent_loads), 0)
+        # Below a tenth of the fair share.
+        idle = sum(total < 0.1 * sum(totals) / len(totals) for total in totals)
+        words.append(phrase("alt of experts", name=name, experts=len(totals), share=share, idle=idle, dropped=dropped))
+    opening = say(en="Load of the experts over the last steps. ", fr="Charge des experts sur les derniers pas. ")
+    return opening + say(en="; ", fr=" ; ").join(words)
+
+
+MOST_POINTS = 2000
+"""Points of a curve that a drawing can tell apart."""
+BEFORE_AFTER = (Style(BLUE, ""), Style(ORANGE, "//"))
+PAIR_BAR = 0.36
+
+
+def _pairs(axes: Axes, names: Sequence[str], pairs: Sequence[tuple[float, float]], labels: Sequence[str]) -> None:
+    """Draw a bar before and one after for each name, the largest on top."""
+    for side, style in enumerate(BEFORE_AFTER):
+        rows = [number + (side - 0.5) * PAIR_BAR for number in range(len(names))]
+        widths = [pair[side] for pair in pairs]
+        axes.barh(rows, widths, PAIR_BAR, color=style.color, hatch=style.hatch, edgecolor=EDGE, linewidth=0.5)
+    axes.set_yticks(range(len(names)), list(names))
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlim(left=0)
+    plain(axes, "x")
+    handles = [swatch(style, " " + label) for style, label in zip(BEFORE_AFTER, labels, strict=True)]
+    # Below the axis, where no bar lies under it.
+    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, frameon=False)
+
+
+def profiles_figure(comparison: ProfileComparison, path: str | Path | None = None) -> LabFigure:
+    """Draw parts of the time and kinds of kernels of two traces, before above after, in ms per step."""
+    panels = (comparison.parts, comparison.kinds)
+    names = (comparison.before.name, comparison.after.name)
+    alt = phrase("alt of profiles", before=names[0], after=names[1])
+    figure = new_figure(11.0, 1.6 + 0.5 * max(map(len, panels)), alt)
+    unit = say(en="ms per step", fr="ms par pas") if comparison.per_step else say(en="ms", fr="ms")
+    heads = say(en="Parts of the time", fr="Parts du temps"), say(en="By kind of kernel", fr="Par sorte de noyau")
+    for axes, changes, head in zip(figure.subplots(1, 2), panels, heads, strict=True):
+        pairs = [(change.before_s * 1e3, change.after_s * 1e3) for change in changes]
+        _pairs(axes, [kernel_kind(change.name) for change in changes], pairs, names)
+        caption(axes, x=unit, title=head, size=TITLE)
+    return finish(figure, path)
+
+
+def snapshots_figure(
+    snapshots: Sequence[MemorySnapshot], growth: Sequence[FrameGrowth] = (), path: str | Path | None = None
+) -> LabFigure:
+    """Draw bytes in use of one snapshot or two over their records, on one axis, and what holds them at the peak.
+
+    Args:
+        growth: of two snapshots, their lines side by side.
+    """
+    names = ", ".join(snapshot.name for snapshot in snapshots)
+    alt = phrase("alt of snapshots", names=names)
+    unit, scale = byte_scale(max(snapshot.peak_bytes for snapshot in snapshots))
+    figure = new_figure(13.0, 4.8, alt)
+    over_time, by_line = figure.subplots(1, 2, width_ratios=(1.3, 1.0))
+    handles = []
+    for snapshot, (color, dashes, _) in zip(snapshots, LINE_STYLES, strict=False):
+        positions, heights = _thinned(snapshot.in_use_bytes, scale)
+        over_time.step(positions, heights, where="post", color=color, linestyle=dashes)
+        handles.append(key(snapshot.name, color=color, linestyle=dashes))
+        if len(snapshots) == 1 and snapshot.recorded:
+            over_time.step(*_thinned(snapshot.reserved_bytes, scale), where="post", color=GREY, linestyle=":")
+            handles.append(key(say(en="reserved", fr="réservé"), color=GREY, linestyle=":"))
+        point = float(snapshot.peak), snapshot.peak_bytes / scale
+        over_time.plot(*point, marker="o", color=color)
+        note(over_time, format_bytes(snapshot.peak_bytes), point, (0, 8), ha="center", va="bottom")
+    over_time.margins(y=0.15)
+    over_time.set_ylim(bottom=0)
+    plain(over_time)
+    over_time.legend(handles=handles, loc="lower right", frameon=False)
+    entries = say(en="entries of the record", fr="entrées de l’enregistrement")
+    caption(over_time, x=entries, y=unit, title=say(en="In use", fr="Utilisé"), size=TITLE)
+    title = say(en="At the peak, by line", fr="Au pic, par ligne")
+    if growth:
+        pairs = [(row.before_bytes / scale, row.after_bytes / scale) for row in growth[:MOST_FRAMES]]
+        _pairs(by_line, [frame_label(row.frame) for row in growth[:MOST_FRAMES]], pairs, [s.name for s in snapshots])
+    else:
+        rows: Sequence[FrameBytes] = snapshots[0].at_peak[:MOST_FRAMES]
+        by_line.barh(range(len(rows)), [row.size_bytes / scale for row in rows], 0.6, color=BLUE, edgecolor=EDGE)
+        by_line.set_yticks(range(len(rows)), [frame_label(row.frame) for row in rows])
+        by_line.invert_yaxis()
+        plain(by_line, "x")
+    caption(by_line, x=unit, title=title, size=TITLE)
+    return finish(figure, path)
+
+
+def _thinned(curve: NDArray[np.float64], scale: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Take at most so many points of a curve: of each stretch the highest, so that no peak is lost."""
+    starts = np.unique(np.linspace(0, len(curve) - 1, MOST_POINTS).astype(np.int64))
+    return starts, np.maximum.reduceat(curve, starts) / scale

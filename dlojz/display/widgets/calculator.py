@@ -3,8 +3,6 @@
 What cannot be combined is one sentence in place of the picture, never a traceback.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

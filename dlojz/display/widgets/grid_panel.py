@@ -4,8 +4,6 @@ The panel writes as SVG the drawing that its figure paints. Where only the bytes
 sentence says why.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -4,15 +4,14 @@ Whatever is chosen, a panel answers: with its tables and pictures, or with one s
 escaped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal
+from dlojz.base.language import one_of
 from dlojz.base.requirements import missing_library
 from dlojz.base.table import safe
+from dlojz.display.tables import phrase
 
 
 def import_widgets(*, en: str, fr: str, instead: str) -> Any:
@@ -57,10 +56,7 @@ def with_defaults(
             raise LabError(one_of("field", name, legal))
         # type(…) and not isinstance: True is an int, but no number of ranks.
         if isinstance(defaults.get(name), int) and type(value) is not type(defaults[name]):
-            raise refusal(
-                en=f"{name} must be a whole number, but {value!r} was received: write one such as 4.",
-                fr=f"{name} doit être un nombre entier, mais {value!r} a été reçu : écrivez par exemple 4.",
-            )
+            raise phrase.refused("a whole number is needed", name=name, value=value)
     return {**defaults, **fields}
 
 

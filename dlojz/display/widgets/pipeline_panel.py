@@ -4,20 +4,19 @@ The panel writes as SVG the drawing that its figure paints. A schedule that brea
 it breaks; one that cannot be executed is answered in sentences alone. Nothing typed is executed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import refusal, say
+from dlojz.base.language import say
 from dlojz.base.table import Table, safe, titles
 from dlojz.display.canvas import LabFigure, figure_of
 from dlojz.display.drawing import Drawing
 from dlojz.display.pipeline_drawing import COLOURS, facts_of, figure_lines, figures_sentence, scene_drawing, scene_of
 from dlojz.display.pipeline_drawing import title_of as schedule_title
+from dlojz.display.tables import phrase
 from dlojz.display.widgets.panel import Panel, import_widgets, with_defaults
 from dlojz.pipeline.exchange_formats import read_csv, to_csv, torch_refusal
 from dlojz.pipeline.schedule import Costs, Schedule
@@ -211,10 +210,7 @@ class PipelinePanel(Panel):
         self.order = widgets.Textarea(
             value=written or "", layout=widgets.Layout(width="98%", height="8em"), disabled=written is None
         )
-        hint = say(
-            en="One row per rank, cells such as 0F3 (stage 0, forward, micro-batch 3), 0B3, 0I3, 0W3.",
-            fr="Une ligne par rang, des cases comme 0F3 (étage 0, passe avant, micro-batch 3), 0B3, 0I3, 0W3.",
-        )
+        hint = phrase("cells of a schedule")
         self.box.children += (widgets.HBox([self.by_hand, widgets.Label(hint)]), self.order)
         self.follow((*controls.values(), self.order))
         self.by_hand.observe(self._edit, names="value")
@@ -278,12 +274,7 @@ def _costs(chosen: Mapping[str, Any], stages: int | None) -> Costs:
     if not factors or stages is None:
         return Costs(forward, for_input, for_weight, latency=float(chosen["latency"]))
     if len(factors) != stages:
-        raise refusal(
-            en=f"{len(factors)} stage times are given, but the schedule has {stages} stages: give {stages} "
-            "numbers, or none.",
-            fr=f"{len(factors)} temps d’étage sont donnés, mais l’ordonnancement a {stages} étages : donnez "
-            f"{stages} nombres, ou aucun.",
-        )
+        raise phrase.refused("stage times do not fit", count=len(factors), stages=stages)
     # One cost per stage: its factor times the common time, of forward, input and weight passes.
     scaled_times = (tuple(value * factor for factor in factors) for value in (forward, for_input, for_weight))
     forwards, for_inputs, for_weights = scaled_times
@@ -296,17 +287,11 @@ def _number(word: str) -> float:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value >= 0):
-        raise refusal(
-            en=f"{word.strip()[:40]!r} is no number that is 0 or more: write numbers such as 1, 2.5, separated by "
-            "commas.",
-            fr=f"{word.strip()[:40]!r} n’est pas un nombre positif ou nul : écrivez des nombres comme 1, 2.5, "
-            "séparés par des virgules.",
-        )
+        raise phrase.refused("no time", word=word.strip()[:40])
     return value
 
 
 def _colour_names() -> tuple[str, ...]:
     return titles(
-        en="kind; micro-batch; chunk; weight version",
-        fr="genre; micro-batch; étage du rang; version des poids",
+        en="kind; micro-batch; chunk; weight version", fr="genre; micro-batch; étage du rang; version des poids"
     )

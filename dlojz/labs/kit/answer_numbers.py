@@ -4,8 +4,6 @@ A number is compared up to the rounding of the precision that it was computed in
 what float32 holds exactly, and is no whole number, may come from float32, whatever type has carried it since.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from numbers import Real

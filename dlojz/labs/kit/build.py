@@ -30,7 +30,7 @@ from dlojz.base.contract import parse_json
 from dlojz.base.display_hook import QUIET
 from dlojz.base.errors import LabError
 from dlojz.base.files import CHECKOUT, COURSE, write_atomic
-from dlojz.base.language import LANGUAGES, Language, language, one_of, refusal, say
+from dlojz.base.language import LANGUAGES, Language, Sentences, language, one_of
 from dlojz.labs.kit.contents import (
     CONTENTS,
     GLOSSARY,
@@ -58,6 +58,8 @@ from dlojz.labs.kit.source import (
     read_source,
 )
 from dlojz.libraries.library_catalogue import LIBRARIES
+
+TEXTS = Sentences(Path(__file__).with_name("data") / "build.md")
 
 CELL_TIMEOUT_S = 900
 KERNEL_START_S = 300
@@ -587,19 +589,17 @@ class Repaired:
 
     def __str__(self) -> str:
         if self.before is None:
-            return say(
-                en=f"{self.path.name} is as it was handed out, with {self.answers} answers: nothing to repair.",
-                fr=f"{self.path.name} est tel qu’il a été distribué, avec vos réponses ({self.answers}) : rien à "
-                "réparer.",
-            )
+            return TEXTS.say("repair", "nothing to repair", name=self.path.name, answers=self.answers)
         restored, returned = ", ".join(self.restored) or "—", ", ".join(self.returned) or "—"
-        return say(
-            en=f"{self.path.name} is repaired. Cells restored: {restored}. Cells that were missing: {returned}. Kept: "
-            f"{self.answers} answers, {self.added} cells of your own. The notebook as it was: {self.before.name}. "
-            "Reload it in JupyterLab (File, Reload Notebook from Disk).",
-            fr=f"{self.path.name} est réparé. Cellules rétablies : {restored}. Cellules qui manquaient : {returned}. "
-            f"Gardées : {self.answers} réponses, {self.added} cellules à vous. Le notebook d’avant : "
-            f"{self.before.name}. Rechargez-le dans JupyterLab (File, Reload Notebook from Disk).",
+        return TEXTS.say(
+            "repair",
+            "repaired",
+            name=self.path.name,
+            restored=restored,
+            returned=returned,
+            answers=self.answers,
+            added=self.added,
+            copy=self.before.name,
         )
 
 
@@ -694,25 +694,14 @@ def _read(path: Path) -> dict[str, Any]:
     """A notebook as JSON, its parts of the right kinds."""
     try:
         if path.stat().st_size > MAX_NOTEBOOK_BYTES:
-            raise refusal(
-                en=f"{path.name} is larger than {MAX_NOTEBOOK_BYTES // 2**20} MiB: clear its outputs first.",
-                fr=f"{path.name} dépasse {MAX_NOTEBOOK_BYTES // 2**20} Mio : effacez d’abord ses sorties.",
-            )
+            raise TEXTS.refusal("repair", "too large", name=path.name, max_mib=MAX_NOTEBOOK_BYTES // 2**20)
         content = parse_json(path.read_bytes())
     except OSError as error:
-        raise refusal(
-            en=f"{path} cannot be read: {error.strerror}; name the notebook to repair.",
-            fr=f"{path} ne peut pas être lu : {error.strerror} ; nommez le notebook à réparer.",
-        ) from None
+        raise TEXTS.refusal("repair", "cannot be read", path=path, strerror=error.strerror) from None
     except LabError:
         content = None
     if not _is_notebook(content):
-        raise refusal(
-            en=f"{path.name} is no notebook any more: rename it, and copy the one that was handed out. What can "
-            "still be read in it, copy by hand.",
-            fr=f"{path.name} n’est plus un notebook : renommez-le, puis recopiez celui qui a été distribué. Ce "
-            "qui s’y lit encore, recopiez-le à la main.",
-        )
+        raise TEXTS.refusal("repair", "no notebook any more", name=path.name)
     notebook: dict[str, Any] = content
     return notebook
 
@@ -757,8 +746,5 @@ def _replace(path: Path, content: dict[str, Any]) -> Path:
         shutil.copy2(path, before)
         write_atomic(path, str(nbformat.writes(notebook)).rstrip("\n") + "\n")
     except OSError as error:
-        raise refusal(
-            en=f"{path} cannot be written: {error.strerror}; nothing was changed in it.",
-            fr=f"{path} ne peut pas être écrit : {error.strerror} ; rien n’y a été changé.",
-        ) from None
+        raise TEXTS.refusal("repair", "cannot be written", path=path, strerror=error.strerror) from None
     return before

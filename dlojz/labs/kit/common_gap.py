@@ -3,8 +3,6 @@
 Judges ask for it where no mistake that they know explains an answer. It is said only if it holds in every case.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Sequence

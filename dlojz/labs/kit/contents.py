@@ -8,8 +8,6 @@ Links are Markdown with relative addresses, so that they work in JupyterLab, on 
 pages, in the book.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib
@@ -24,9 +22,11 @@ from typing import Any
 from dlojz.base.contract import parse_json
 from dlojz.base.errors import LabError
 from dlojz.base.files import write_atomic
-from dlojz.base.language import Language, one_of, refusal
+from dlojz.base.language import Language, Sentences, one_of
 from dlojz.labs.kit.exercise import Said
 from dlojz.labs.kit.source import french_spaces
+
+TEXTS = Sentences(Path(__file__).with_name("data") / "contents.md")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,10 +282,7 @@ def look_up(words: str) -> list[Term]:
     """
     query = plainly(words.strip())
     if not query:
-        raise refusal(
-            en="no word was given: write one as in `dlojz labs glossary bubble`.",
-            fr="aucun mot n’a été donné : écrivez-en un, comme dans `dlojz labs glossary bulle`.",
-        )
+        raise TEXTS.refusal("glossary", "no word")
     begins = re.compile(rf"\b{re.escape(query)}")
     matchers: list[Callable[[str], bool]] = [lambda name: name == query, lambda name: begins.search(name) is not None]
     if len(query) >= WITHIN:
@@ -298,14 +295,8 @@ def look_up(words: str) -> list[Term]:
     display_names = {plainly(name): name for term in terms() for name in reversed(term.names)}
     suggestions = ", ".join(display_names[name] for name in get_close_matches(query, display_names, n=3))
     if suggestions:
-        raise refusal(
-            en=f"the glossary has no word {words!r}; near it: {suggestions}.",
-            fr=f"le glossaire n’a pas de mot {words!r} ; voyez plutôt : {suggestions}.",
-        )
-    raise refusal(
-        en=f"the glossary has no word {words!r}, nor one near it: `dlojz labs glossary` shows all of them.",
-        fr=f"le glossaire n’a ni le mot {words!r} ni un mot proche : `dlojz labs glossary` les montre tous.",
-    )
+        raise TEXTS.refusal("glossary", "words near it", words=words, suggestions=suggestions)
+    raise TEXTS.refusal("glossary", "unknown word", words=words)
 
 
 def bare(name: str) -> str:

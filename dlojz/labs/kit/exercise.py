@@ -319,10 +319,7 @@ def judge(exercise: Exercise, answer: object) -> Verdict:
     if answer is ...:
         return Verdict("todo", not_done(exercise.id))
     if not callable(answer):
-        return Verdict(
-            "wrong",
-            str(TEXTS.sentence("verdict", "no function", id=exercise.id, kind=kind_of(answer))),
-        )
+        return Verdict("wrong", str(TEXTS.sentence("verdict", "no function", id=exercise.id, kind=kind_of(answer))))
     if getattr(exercise.judge, "on_ranks", False):
         import torch._dynamo  # noqa: F401 - here, once: the first optimizer on a rank would import it, for seconds
     from dlojz.labs.kit.sandbox import run_limited
@@ -416,10 +413,7 @@ def _raised(error: BaseException, answer: object) -> str:
     if not student_frames:
         return unusable(message)
     number, line = student_frames[-1].lineno, student_frames[-1].line
-    return say(
-        en=f"Your function raised {message}\nat line {number} of its cell: {line}",
-        fr=f"Votre fonction a levé {message}\nà la ligne {number} de sa cellule : {line}",
-    )
+    return TEXTS.say("verdict", "raised at a line", message=message, number=number, line=line)
 
 
 _STAMP = re.compile(r"^(?:\[rank\d+\]:)?\[[IWEF]\d{4} [\d:.]+ \S+:\d+\] ")

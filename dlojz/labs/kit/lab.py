@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from dlojz.base.contract import parse_json
 from dlojz.base.errors import LabError
 from dlojz.base.files import COURSE, write_atomic
-from dlojz.base.language import LANGUAGES, Language, language, one_of, refusal, say, use_language
+from dlojz.base.language import LANGUAGES, Language, language, one_of, say, use_language
 from dlojz.base.table import safe, visible
 from dlojz.display.style import BLUE, ORANGE, ORANGE_TINT, SKY_TINT
 from dlojz.labs.kit.answer_numbers import is_number, single
@@ -173,11 +173,7 @@ class LabProgress:
         return part if isinstance(part, dict) else {}
 
     def _damaged(self) -> LabError:
-        return refusal(
-            en=f"The file {self._path.name} of your progress is damaged: what you predicted earlier cannot be read.",
-            fr=f"Le fichier {self._path.name} de votre progression est abîmé : vos prédictions antérieures sont "
-            "illisibles.",
-        )
+        return TEXTS.refusal("progress", "damaged", name=self._path.name)
 
     def _write(
         self,
@@ -295,13 +291,7 @@ class Lab:
     """
 
     def __init__(
-        self,
-        number: str,
-        title: Said,
-        *,
-        exercises: Iterable[Exercise],
-        predictions: Iterable[Prediction],
-        root: Path,
+        self, number: str, title: Said, *, exercises: Iterable[Exercise], predictions: Iterable[Prediction], root: Path
     ) -> None:
         self.number = number
         self.title = title
@@ -597,12 +587,7 @@ def diff(exercise: str, notebook: str | Path | None = None, *, root: Path | None
         exercise, call[1] if call else exercise, [(str(cell.get("id") or ""), cell_text(cell)) for cell in cells]
     )
     if text is None:
-        raise refusal(
-            en=f"the notebook {path.name} has no cell for the exercise {exercise!r}: it was removed; get a fresh "
-            "copy of the notebook and paste your answers into it.",
-            fr=f"le notebook {path.name} n’a plus de cellule pour l’exercice {exercise!r} : elle a été supprimée ; "
-            "reprenez une copie neuve du notebook et recollez-y vos réponses.",
-        )
+        raise TEXTS.refusal("difference", "no cell", name=path.name, exercise=exercise)
     metadata = content.get("metadata")
     lab_metadata = metadata.get("dlojz") if isinstance(metadata, dict) else None
     written = lab_metadata.get("language") if isinstance(lab_metadata, dict) else None
@@ -626,11 +611,11 @@ def diff_of_run(lab: Lab, run: Run, exercise: str | None = None) -> Difference:
     """
     exercise_id = exercise or lab.checked_before(launched_utc(run.run_id))
     if exercise_id is None:
-        raise refusal(
-            en="no exercise of this lab has been checked yet: run the cell of one, or name it, as in "
-            f'run.diff("{next(iter(lab.exercises))}"); there are {", ".join(lab.exercises)}.',
-            fr="aucun exercice de ce TP n’a encore été vérifié : exécutez la cellule de l’un d’eux, ou nommez-le, "
-            f'par exemple run.diff("{next(iter(lab.exercises))}") ; il y a {", ".join(lab.exercises)}.',
+        raise TEXTS.refusal(
+            "difference",
+            "nothing checked",
+            first_exercise=next(iter(lab.exercises)),
+            exercises=", ".join(lab.exercises),
         )
     return diff(exercise_id)
 

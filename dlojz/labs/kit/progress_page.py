@@ -3,8 +3,6 @@
 Files of progress are only read, and a damaged one counts as empty.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -7,8 +7,6 @@ not against malice.
 A function written in a notebook cannot be pickled, so the child is a fork: it has the function already.
 """
 
-from __future__ import annotations
-
 import builtins
 import faulthandler
 import gc

@@ -9,8 +9,6 @@ A student's notebook is read as text, of bounded size; nothing of it is executed
 copy of those of the checkout or of the installed package.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
@@ -24,7 +22,9 @@ from typing import Any, NamedTuple
 from dlojz.base.contract import parse_json
 from dlojz.base.errors import LabError
 from dlojz.base.files import COURSE
-from dlojz.base.language import LANGUAGES, Language, one_of, refusal
+from dlojz.base.language import LANGUAGES, Language, Sentences, one_of
+
+TEXTS = Sentences(Path(__file__).with_name("data") / "source.md")
 
 PACKAGE = Path(sys.modules["dlojz"].__file__ or "").resolve().parent
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
@@ -321,11 +321,7 @@ def open_notebook() -> Path:
     """
     session = os.environ.get("JPY_SESSION_NAME", "")
     if not session:
-        raise refusal(
-            en='no notebook is open here: name the file, as in labs.diff("attention", "01_big_models.ipynb").',
-            fr="aucun notebook n’est ouvert ici : donnez le fichier, par exemple "
-            'labs.diff("attention", "01_big_models.ipynb").',
-        )
+        raise TEXTS.refusal("notebook", "none open")
     path = Path(session)
     # The path may be relative to the server's folder; the kernel works in the notebook's.
     return path if path.is_file() else Path.cwd() / path.name
@@ -342,17 +338,11 @@ def read_notebook(path: Path) -> dict[str, Any]:
             raise LabError(f"{path.name} is larger than a notebook of the labs can be: save it without its outputs.")
         content = parse_json(path.read_bytes())
     except OSError as error:
-        raise refusal(
-            en=f"the notebook {path} cannot be read: {error.strerror}. Save it first, and give its path.",
-            fr=f"le notebook {path} est illisible : {error.strerror}. Enregistrez-le, puis donnez son chemin.",
-        ) from None
+        raise TEXTS.refusal("notebook", "cannot be read", path=path, strerror=error.strerror) from None
     except LabError as error:
         raise LabError(f"{path.name} is no notebook: {error}") from None
     if not isinstance(content, dict) or not isinstance(content.get("cells"), list):
-        raise refusal(
-            en=f"{path.name} is no notebook: it has no cells. Give the .ipynb file of a lab.",
-            fr=f"{path.name} n’est pas un notebook : il n’a pas de cellules. Donnez le fichier .ipynb d’un TP.",
-        )
+        raise TEXTS.refusal("notebook", "without cells", name=path.name)
     return content
 
 
@@ -369,10 +359,7 @@ def source_of(path: Path, content: dict[str, Any], root: Path) -> LabSource:
     number = number if isinstance(number, str) else match[1] if match else ""
     sources = {file.name[:2]: file for file in sorted((root / "solutions").glob("[0-9][0-9]_*.py"))}
     if not sources:
-        raise refusal(
-            en=f"{root} holds no solutions: they come with a checkout of the course.",
-            fr=f"{root} ne contient pas les solutions : elles viennent avec le dépôt du cours.",
-        )
+        raise TEXTS.refusal("notebook", "no solutions", root=root)
     if number not in sources:
         raise LabError(one_of("lab", number, sources))
     return read_source(sources[number])
@@ -412,10 +399,5 @@ def copy_notebooks(target: Path, chosen: Language) -> Copied:
                 with suppress(FileExistsError):
                     (target / linked.name).symlink_to(linked)
     except OSError as error:
-        raise refusal(
-            en=f"the notebooks cannot be copied to {target}: {error.strerror}; name another folder: "
-            "dlojz labs copy FOLDER.",
-            fr=f"les notebooks ne peuvent pas être copiés dans {target} : {error.strerror} ; nommez un autre "
-            "dossier : dlojz labs copy DOSSIER.",
-        ) from None
+        raise TEXTS.refusal("notebook", "cannot be copied", target=target, strerror=error.strerror) from None
     return Copied(folder, tuple(copied), tuple(existing))

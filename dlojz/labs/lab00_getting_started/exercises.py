@@ -3,8 +3,6 @@
 Each reference is what the package itself computes with.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tables of lab 00: what a comparison of runs answers, and a replayed run beside one of this machine."""
 
-from __future__ import annotations
-
 from dlojz.base.language import say
 from dlojz.base.table import Table
 from dlojz.compare import Comparison

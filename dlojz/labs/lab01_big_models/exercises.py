@@ -6,8 +6,6 @@ multiply-adds are those that torch counts.
 Shape suffixes: T tokens, D width, N heads, H = D / N; C channels, H and W pixels, P patches, E = C × patch².
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

@@ -3,8 +3,6 @@
 Each figure tells in words (its `alt`) what it shows.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The references are the closed forms of `dlojz.prediction.rules_of_thumb`, which the probe confirms to the byte.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import product

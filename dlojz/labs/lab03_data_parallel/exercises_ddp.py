@@ -109,10 +109,7 @@ def _weights_of(rank: int, seed: int) -> Tensor:
 
 
 def _mean_gradients(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    return {
-        **true_gradients(seed, [batch_of(peer, seed) for peer in range(size)]),
-        _WEIGHTS: _weights_of(rank, seed),
-    }
+    return {**true_gradients(seed, [batch_of(peer, seed) for peer in range(size)]), _WEIGHTS: _weights_of(rank, seed)}
 
 
 AVERAGE_GRADIENTS = TEXTS.exercise(

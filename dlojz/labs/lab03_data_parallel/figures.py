@@ -3,8 +3,6 @@
 Each figure tells in words (its `alt`) what it shows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ An answer is held to the weights, mean gradients or outputs of one process, and 
 communicated for them: right values alone are not ZeRO.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ What is drawn is what the student's own function gives, what the package predict
 tells in words (its `alt`) what it shows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

@@ -5,8 +5,6 @@ limit is held to the proven optimum, from the stored table. What cannot be read 
 first thing wrong.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise

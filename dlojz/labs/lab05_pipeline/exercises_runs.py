@@ -5,8 +5,6 @@ case. A cut is judged by its loads against the fewest stages that exist. Stale S
 `dlojz.pipeline.orders.asynchronous`. DeepSpeed's JSON is judged by what DeepSpeed would do with it.
 """
 
-from __future__ import annotations
-
 import operator
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence

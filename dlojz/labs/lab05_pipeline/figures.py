@@ -4,8 +4,6 @@ What is drawn is what the student's own function gives, what the simulator finds
 fitted. An exercise that is still to do is answered by its sentence, not by an error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -239,10 +237,7 @@ def activation_bytes(run: Run, rank: int) -> int:
 
 
 def _unmeasured(run: Run, rank: int) -> str:
-    return say(
-        en=f"the run {run.config.title} has no measured memory of rank {rank}: run it again.",
-        fr=f"l’exécution {run.config.title} n’a pas de mémoire mesurée pour le rang {rank} : relancez-la.",
-    )
+    return TEXTS.say("memory of ranks", "not measured", title=run.config.title, rank=rank)
 
 
 @or_to_do

@@ -6,8 +6,6 @@ second sum gives the same values.
 Shape suffixes: B batch, T tokens, D width, N heads, H width of a head.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

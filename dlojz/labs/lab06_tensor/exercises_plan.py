@@ -6,8 +6,6 @@ where they are wrong, the plan says which layer is the cause, and names that tor
 Shape suffixes: B batch, C channels, c hidden channels of one rank, H and W of the feature map.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatch

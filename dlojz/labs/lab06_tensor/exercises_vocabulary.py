@@ -6,8 +6,6 @@ what it has sent: neither the table nor the logits are ever gathered.
 Shape suffixes: B batch, T tokens, D width; V vocabulary, v = V / n words of one rank; S = T / n tokens of one rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ A shard is drawn as `share_bounds` gives it, with one colour and one hatch for a
 stands beside what the package predicts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -124,10 +122,7 @@ def block_ends(sequence_parallel: bool = False, ranks: int = 2) -> LabFigure:
     region = say(en="in the region: heads, or hidden features", fr="dans la région : têtes, ou neurones cachés")
     axes = panel(9.0, 2.9, *TEXTS.sentence("block ends", "alt"))
     height = 2.0 / ranks
-    outside = (
-        (0.0, say(en="norm", fr="normalisation")),
-        (10.4, say(en="dropout, + x", fr="dropout, + x")),
-    )
+    outside = ((0.0, say(en="norm", fr="normalisation")), (10.4, say(en="dropout, + x", fr="dropout, + x")))
     for x, name in outside:
         if not sequence_parallel:
             _box(axes, (x, 0), (2.2, 2.0), WHOLE, name)

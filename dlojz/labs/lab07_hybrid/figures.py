@@ -1,7 +1,5 @@
 """Figures and tables of lab 07: grids and link traffic; losses, bytes and memory of runs, predicted and measured."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables of lab 08: the student's figures beside the planner's, the package's, or what was measured."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ The references are `dlojz.planner.alpa`'s two levels. A programme is judged by w
 choice of one strategy per layer must be a solution, at its true cost, and nothing cheaper may be.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import random
@@ -130,10 +128,7 @@ def _powers(gpus: int) -> Iterable[int]:
 
 
 def _plans(
-    total: Callable[[float, float, int], float],
-    sizes: Callable[[int], Iterable[int]] = _powers,
-    *,
-    spare: bool = False,
+    total: Callable[[float, float, int], float], sizes: Callable[[int], Iterable[int]] = _powers, *, spare: bool = False
 ) -> Callable[..., float]:
     """The least of another total (of sum, maximum, micro-batches) over every plan, or in a wrong space of plans.
 

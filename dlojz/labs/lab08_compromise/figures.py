@@ -7,8 +7,6 @@ Totals are summed again from the choice that is drawn.
 Source: Zheng et al. 2022 (Alpa, OSDI 22), §4.2, equation 1, and §5.2, equation 2.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import pairwise
@@ -19,7 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from dlojz.base.language import brief_percent, decimal, refusal, rounded, say
+from dlojz.base.language import brief_percent, decimal, rounded, say
 from dlojz.base.table import Table, titles, visible
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.style import BLACK, BLUE, EDGE, LINE_STYLES, NORMAL, ORANGE, SMALL, YELLOW
@@ -127,11 +125,8 @@ def _path(solution: Any, costs: Chain) -> list[int]:
         for k, layer_costs in zip(path, costs.costs, strict=False)
     )
     if not legal:
-        raise refusal(
-            en=f"a solution names one strategy, from 0, for each of the {len(costs.costs)} layers, but "
-            f"{visible(repr(strategies)[:80])} was received.",
-            fr=f"une solution nomme une stratégie, à partir de 0, pour chacune des {len(costs.costs)} couches ; "
-            f"reçu : {visible(repr(strategies)[:80])}.",
+        raise TEXTS.refusal(
+            "solution", "one strategy for each layer", count=len(costs.costs), strategies=visible(repr(strategies)[:80])
         )
     return [int(k) for k in path]
 
@@ -171,12 +166,7 @@ def neighbours(rows: Sequence[LocalChoice], measured_s: Sequence[float]) -> tupl
         LabError: if there is none, or not one time for each.
     """
     if not rows or len(rows) != len(measured_s) or min(measured_s) <= 0:
-        raise refusal(
-            en=f"each of the {len(rows)} layouts needs its measured seconds, but {len(measured_s)} were received: "
-            "give measure_steps the configurations of the same rows.",
-            fr=f"à chacune des {len(rows)} configurations, il faut sa durée mesurée, mais {len(measured_s)} ont "
-            "été reçues : donnez à measure_steps les configurations de ces mêmes lignes.",
-        )
+        raise TEXTS.refusal("measured", "seconds of each layout", count=len(rows), received_count=len(measured_s))
     pairs = sorted(zip(rows, map(float, measured_s), strict=True), key=lambda pair: pair[0].step_s)
     loss = pairs[0][1] / min(value for _, value in pairs) - 1
     figure = new_figure(10.0, 0.5 * len(pairs) + 1.9, alt=_neighbours_alt(pairs, loss))
@@ -224,10 +214,7 @@ def _bars(axes: Axes, pairs: Sequence[tuple[LocalChoice, float]]) -> None:
 def _loss_words(pairs: Sequence[tuple[LocalChoice, float]], loss: float) -> str:
     if loss <= 0:
         return TEXTS.say("loss words", "first choice is the fastest", pairs_count=len(pairs))
-    return say(
-        en=f"first choice of {len(pairs)}: {brief_percent(loss)} above the fastest measured",
-        fr=f"premier choix sur {len(pairs)} : {brief_percent(loss)} au-dessus de la plus rapide mesurée",
-    )
+    return TEXTS.say("measured", "first choice", count=len(pairs), loss=brief_percent(loss))
 
 
 def _neighbours_sheet(pairs: Sequence[tuple[LocalChoice, float]]) -> Table:

@@ -6,8 +6,6 @@ Sources: bigscience-workshop/bigscience, train/tr11-176B-ml/chronicles-prequel.m
 2021 (arXiv 2104.04473), §5.1, equation 4, and Table 1.
 """
 
-from __future__ import annotations
-
 import statistics
 from functools import cache
 from pathlib import Path
@@ -354,22 +352,8 @@ def giants() -> tuple[LabFigure, Table]:
     course, published = course_table(), published_table()
     figure = new_figure(11.0, 5.2, alt=_giants_alt(course, published))
     course_axes, published_axes = figure.subplots(1, 2, width_ratios=(1.0, 1.25))
-    _drawn(
-        course_axes,
-        course,
-        say(
-            en="course’s table: 1 and 4 DGX A100\nplanner’s best layout with today’s libraries",
-            fr="tableau du cours : 1 et 4 DGX A100\nmeilleure configuration, bibliothèques d’aujourd’hui",
-        ),
-    )
-    _drawn(
-        published_axes,
-        published,
-        say(
-            en="Narayanan et al. 2021, Table 1\ntheir layouts, all with recomputation",
-            fr="Narayanan et al. 2021, tableau 1\nleurs configurations, toutes avec recalcul",
-        ),
-    )
+    _drawn(course_axes, course, TEXTS.say("drawn", "table of the course"))
+    _drawn(published_axes, published, TEXTS.say("drawn", "table of the paper"))
     handles, labels = published_axes.get_legend_handles_labels()
     crosses, words = course_axes.get_legend_handles_labels()
     extra = [(handle, word) for handle, word in zip(crosses, words, strict=True) if word not in labels]
@@ -568,12 +552,7 @@ def _fills(network: Subject, pp: int) -> bool:
 
 
 def _no_split(gpus: int, batch: int, tp: int) -> str:
-    return say(
-        en=f"{gpus} GPUs with tp={tp} make no stages and replicas that divide a batch of {batch}: change tp, the "
-        "batch or the number of GPUs.",
-        fr=f"{gpus} GPU avec tp={tp} ne font ni étages ni répliques qui se partagent un batch de {batch} : changez tp, "
-        "le batch ou le nombre de GPU.",
-    )
+    return TEXTS.say("drawn", "no stages and replicas", gpus=gpus, tp=tp, batch=batch)
 
 
 @illustrated
@@ -630,12 +609,7 @@ def bubble_or_all_reduce(
     thousands(axes.yaxis)
     axes.set_ylabel(say(en="seconds of a step", fr="secondes d’un pas"))
     axes.set_title(
-        say(
-            en=f"{model}, {gpus} GPUs of {site.title}, tp {tp}, batch {batch}:\nwhat a step waits for; above, memory "
-            "of the fullest GPU",
-            fr=f"{model}, {gpus} GPU de {site.title}, tp {tp}, batch {batch} :\nce qu’attend un pas ; "
-            "au-dessus, mémoire du GPU le plus rempli",
-        ),
+        TEXTS.say("drawn", "title of a step", model=model, gpus=gpus, title=site.title, tp=tp, batch=batch),
         fontsize=NORMAL,
     )
     axes.legend(fontsize=SMALL, frameon=False, loc="best")

@@ -7,8 +7,6 @@ Source: Douillard et al. 2023, "DiLoCo" (arXiv 2311.08105), algorithm 1; the out
 Nesterov momentum.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 

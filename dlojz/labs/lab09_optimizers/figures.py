@@ -1,7 +1,5 @@
 """Figures of lab 09: bias of signs, bytes sent and kept, when the variance was frozen, gradients held in backward."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +10,7 @@ from matplotlib.axes import Axes
 from dlojz.base.language import MEBIBYTE, decimal, minus, say
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.figures.communication_figures import communication_figure
-from dlojz.display.figures.training_figures import optimizer_label
+from dlojz.display.figures.run_figures import optimizer_label
 from dlojz.display.style import (
     BLACK,
     BLUE,

@@ -6,8 +6,6 @@ placed before second ones, tokens in their order; a choice without a place is dr
 Shape suffixes: T tokens, E experts, K choices of a token, N = K × T choices, G groups, J = E / G experts of a group.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from typing import Any

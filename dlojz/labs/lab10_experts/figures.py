@@ -16,10 +16,10 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import NullFormatter
 
-from dlojz.base.language import percent, refusal, say, shortest, significant
+from dlojz.base.language import percent, say, shortest, significant
 from dlojz.base.table import Table, titles
 from dlojz.display.canvas import LabFigure, caption, finish, new_figure, plain
-from dlojz.display.figures.training_figures import expert_load_figure
+from dlojz.display.figures.run_figures import expert_load_figure
 from dlojz.display.style import (
     BLACK,
     EDGE,
@@ -356,10 +356,7 @@ def whole_length(length: object, max_length: int) -> int:
     """
     if isinstance(length, int | float) and 1 <= length <= max_length and float(length).is_integer():
         return int(length)
-    raise refusal(
-        en=f"the pacing function gives a length of {length!r} tokens: a whole number from 1 to {max_length} is needed.",
-        fr=f"la fonction de cadence donne une longueur de {length!r} tokens : il faut un entier de 1 à {max_length}.",
-    )
+    raise TEXTS.refusal("pacing", "length", length=length, max_length=max_length)
 
 
 @dataclass(frozen=True)

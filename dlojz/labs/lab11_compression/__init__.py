@@ -1,21 +1,8 @@
 """Lab 11: its exercises in order, and what the student predicts."""
 
 from dlojz.labs.kit.exercise_texts import asked_in_notebook
-from dlojz.labs.lab11_compression import (
-    exercises_distill,
-    exercises_integer,
-    exercises_prune,
-    exercises_quantize,
-    exercises_serve,
-    exercises_train,
-)
+from dlojz.labs.lab11_compression import exercises_prune, exercises_quantize, exercises_serve, exercises_train
 
 EXERCISES, PREDICTIONS = asked_in_notebook(
-    __file__,
-    exercises_distill,
-    exercises_integer,
-    exercises_prune,
-    exercises_quantize,
-    exercises_serve,
-    exercises_train,
+    __file__, exercises_prune, exercises_quantize, exercises_serve, exercises_train
 )

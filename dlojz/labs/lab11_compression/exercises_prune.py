@@ -7,8 +7,6 @@ in the trained weights, so that forgetting the mask shows.
 Shape suffixes: O outputs, I inputs, H hidden units.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

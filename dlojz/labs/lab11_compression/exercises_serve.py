@@ -6,8 +6,6 @@ what it does: it begins as the layer that it wraps, trains two small matrices on
 Shape suffixes: B sequences, N heads, G key-value heads, T tokens, H width of a head, R rank.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -125,9 +123,7 @@ KV_CACHE = TEXTS.exercise(
         "a mask of numbers, not booleans": "dtype=torch.bool → dtype=torch.float32",
         "the scores are not scaled": "attn_mask=allowed → attn_mask=allowed, scale=1.0",
     },
-    repairs={
-        "fewer key-value heads are not shared": _with_all_heads,
-    },
+    repairs={"fewer key-value heads are not shared": _with_all_heads},
 )
 
 

@@ -6,8 +6,6 @@ those that the package predicts and counts.
 Shape suffixes: D width, H heads, E width of a head (D = H · E).
 """
 
-from __future__ import annotations
-
 import copy
 import shlex
 from collections import defaultdict

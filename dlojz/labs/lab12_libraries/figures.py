@@ -69,10 +69,7 @@ class Listing:
     def _heading(self) -> str:
         if not self.new:
             return self.name
-        return say(
-            en=f"{self.name} (+: {len(self.new)} lines of code that the plain program does not have)",
-            fr=f"{self.name} (+ : {len(self.new)} lignes de code que n’a pas le programme simple)",
-        )
+        return TEXTS.say("listing", "caption", name=self.name, count=len(self.new))
 
     def _repr_html_(self) -> str:
         rows = [
@@ -391,12 +388,7 @@ def _printed(command: list[str], folder: str) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        return say(
-            en=f"The command was stopped after {error.timeout:.0f} s: run the cell again when the machine is less "
-            "busy.",
-            fr=f"La commande a été arrêtée au bout de {error.timeout:.0f} s : relancez la cellule quand la machine "
-            "sera moins chargée.",
-        )
+        return TEXTS.say("command", "stopped", timeout=error.timeout)
     loss_lines = [line for line in process.stdout.splitlines() if line.startswith("loss")]
     if process.returncode == 0 and loss_lines:
         return "\n".join(loss_lines)

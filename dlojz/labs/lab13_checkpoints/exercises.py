@@ -4,8 +4,6 @@ The judges look at what is on disk and in memory after an answer has run, never 
 training part by part, what a slow writer was given, and what is said of folders that were damaged in between.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import tempfile

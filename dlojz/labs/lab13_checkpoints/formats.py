@@ -9,8 +9,6 @@ Source: torch 2.13, `serialization.py` (zip archives whose entry `data.pkl` is a
 `distributed/checkpoint/filesystem.py` (`__RANK_N.distcp`); CPython, `Lib/pickletools.py`.
 """
 
-from __future__ import annotations
-
 import pickletools
 import re
 import struct

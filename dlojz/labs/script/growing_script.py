@@ -6,8 +6,6 @@ what the student of the first of these labs is asked for, in English and French.
 place of what stood just before it and ends.
 """
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Iterator

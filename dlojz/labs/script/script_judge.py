@@ -5,8 +5,6 @@ rank read, held and saved. Layouts are compared with one process of the same scr
 samples.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import format_bytes, integer, percent, refusal, say, significant
+from dlojz.base.language import format_bytes, integer, percent, say, significant
 from dlojz.base.requirements import distribution_of, extra_of, missing_library
 from dlojz.compare import compare
 from dlojz.config.run_config import Observation
@@ -501,11 +499,7 @@ def judge_script(
     """
     check = CHECKS[number_of_lab(lab)]
     if not path.is_file():
-        raise refusal(
-            en=f"{path} is no file: give the path of the script, or write one with `dlojz labs script {lab}`.",
-            fr=f"{path} n’est pas un fichier : donnez le chemin du script, ou écrivez-en un par "
-            f"`dlojz labs script {lab}`.",
-        )
+        raise TEXTS.refusal("script", "no file", path=path, lab=lab)
     shared = runs_root() if on == "slurm" else None
     if shared is not None:
         shared.mkdir(parents=True, exist_ok=True)

@@ -10,8 +10,6 @@ Source: Shazeer et al. 2017 (arXiv 1701.06538); Lepikhin et al. 2020, "GShard" (
 "Switch Transformers" (arXiv 2101.03961).
 """
 
-from __future__ import annotations
-
 from dlojz.models.experts.routing import Routing, all_to_all_bytes
 
 __all__ = ["Routing", "all_to_all_bytes"]

@@ -11,8 +11,6 @@ Shape suffixes: E experts, C capacity, D width, R ranks of the group, L = E / R 
 Source: Lepikhin et al. 2020, "GShard" (arXiv 2006.16668), whose all-to-all resharding this is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -13,8 +13,6 @@ of a token, in the order of preference.
 Source: Megatron-LM's ``MoEAuxLossAutoScaler`` (megatron/core/transformer/moe/moe_utils.py), for the auxiliary loss.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -10,8 +10,6 @@ F width of the hidden layer.
 Source: Lepikhin et al. 2020, "GShard" (arXiv 2006.16668); Fedus et al. 2021 (arXiv 2101.03961), "expert parallelism".
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -22,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import refusal, say
 from dlojz.models.experts.exchange import combine, dispatch, has_values
 from dlojz.models.experts.gate import Gate, Routed, autocast_device, with_auxiliary_loss
 from dlojz.models.experts.routing import Routing, routing_refusal
+from dlojz.models.foreign.names import model_sentence
 
 Flavour = Literal["gelu", "swiglu"]
 INITIAL_DEVIATION = 0.02
@@ -206,10 +204,7 @@ def shard_experts(model: nn.Module, ep_rank: int, ep: int, group: dist.ProcessGr
     """
     # ep < 1 is refused by `_check`.
     if ep >= 1 and not 0 <= ep_rank < ep:
-        raise refusal(
-            en=f"ep_rank must be at least 0 and less than ep={ep}, but {ep_rank} was received.",
-            fr=f"ep_rank doit être au moins 0 et plus petit que ep={ep}, mais {ep_rank} a été reçu.",
-        )
+        raise model_sentence.refused("rank of an expert group", ep=ep, ep_rank=ep_rank)
     layers = dict(mixtures(model))
     # All layers are checked before one is changed.
     for name, layer in layers.items():
@@ -229,9 +224,6 @@ def _check(name: str, layer: MixtureOfExperts, ep: int) -> None:
         experts=routing.experts, top_k=routing.top_k, capacity_factor=routing.capacity_factor, ep=ep
     )
     if refusal is None and layer.ep > 1:
-        refusal = say(
-            en=f"the experts of {name} are divided over ep={layer.ep} ranks already: build the model again, whole.",
-            fr=f"les experts de {name} sont déjà répartis sur ep={layer.ep} rangs : reconstruisez le modèle entier.",
-        )
+        refusal = model_sentence("experts divided already", name=name, ep=layer.ep)
     if refusal is not None:
         raise LabError(refusal)

@@ -3,13 +3,11 @@
 Source: Fedus et al. 2021, "Switch Transformers" (arXiv 2101.03961); Lepikhin et al. 2020, "GShard" (arXiv 2006.16668).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.models.foreign.names import model_sentence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,46 +86,22 @@ def routing_refusal(*, experts: int, top_k: int, capacity_factor: float, groups:
     """
     for name, count in (("experts", experts), ("top_k", top_k), ("expert_groups", groups), ("ep", ep)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            return say(
-                en=f"{name} must be a whole number, at least 1, but {count!r} was received.",
-                fr=f"{name} doit être un nombre entier, au moins 1, mais {count!r} a été reçu.",
-            )
+            return model_sentence("whole number of a routing", name=name, count=count)
     if not capacity_factor > 0:  # so that NaN is refused too
-        return say(
-            en=f"capacity_factor must be greater than 0, but {capacity_factor:g} was received: 1 is each expert's "
-            "fair share, 1.25 is usual.",
-            fr=f"capacity_factor doit être plus grand que 0, mais {capacity_factor:g} a été reçu : 1 est la part "
-            "équitable de chaque expert, 1,25 est l’usage.",
-        )
+        return model_sentence("capacity factor", capacity_factor=capacity_factor)
     if top_k > experts:
-        return say(
-            en=f"top_k={top_k} sends a token to more experts than the {experts} that there are: use at most "
-            f"top_k={experts}.",
-            fr=f"top_k={top_k} envoie un token à plus d’experts que les {experts} qui existent : prenez au plus "
-            f"top_k={experts}.",
-        )
+        return model_sentence("more choices than experts", top_k=top_k, experts=experts)
     if experts % ep:
         # At most 64 degrees fit into a sentence.
         works = ", ".join(f"ep={degree}" for degree in range(1, min(experts, 64) + 1) if experts % degree == 0)
-        return say(
-            en=f"ep={ep} does not divide the {experts} experts: use {works}.",
-            fr=f"ep={ep} ne divise pas les {experts} experts : prenez {works}.",
-        )
+        return model_sentence("ep divides the experts", ep=ep, experts=experts, works=works)
     if experts % groups or top_k > experts // groups:
-        return say(
-            en=f"expert_groups={groups} does not cut {experts} experts into equal groups of at least "
-            f"top_k={top_k}: a two-level gate chooses one group, then top_k of its experts.",
-            fr=f"expert_groups={groups} ne découpe pas {experts} experts en groupes égaux d’au moins "
-            f"top_k={top_k} : une porte à deux niveaux choisit un groupe, puis top_k de ses experts.",
-        )
+        return model_sentence("groups of experts", groups=groups, experts=experts, top_k=top_k)
     return None
 
 
 def _weight_refusal(**weights: float) -> str | None:
     for name, weight in weights.items():
         if not 0 <= weight < math.inf:
-            return say(
-                en=f"{name} must be a finite weight, at least 0, but {weight:g} was received: 0 leaves this loss out.",
-                fr=f"{name} doit être un poids fini, au moins 0, mais {weight:g} a été reçu : 0 supprime cette perte.",
-            )
+            return model_sentence("weight of a loss", name=name, weight=weight)
     return None

@@ -5,8 +5,6 @@ and one out with a number for each class, or for each token and word; or any out
 built and tried without memory first: one that chooses by the values of its data is refused there, with the line.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache, partial
@@ -15,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dlojz.base.language import refusal, say
+from dlojz.base.language import say
 from dlojz.models.blocks import BlockList, NestedBlocks
 from dlojz.models.catalogue import ModelSpec
 from dlojz.models.checkpointing import Checkpointing
@@ -24,6 +22,7 @@ from dlojz.models.foreign.elsewhere import CHAIN, absolute_name, target_length_o
 from dlojz.models.foreign.example import run_on
 from dlojz.models.foreign.hugging_face.task_modules import heads_of_logits
 from dlojz.models.foreign.meta_checks import built, check_loss, not_logits, said_when_slow, tried_on_meta
+from dlojz.models.foreign.names import model_sentence
 from dlojz.models.foreign.sources import origin_of
 from dlojz.models.foreign.tensor_plan import find_plan
 from dlojz.models.foreign.tensor_regions import Region
@@ -41,12 +40,7 @@ def spec(name: str) -> ModelSpec:
         LabError: no such model, its package is missing, or its inputs are not known.
     """
     if name.endswith(".py"):
-        raise refusal(
-            en=f"{name} is a file: name the function in it that returns the model too, as in {name}:build; a training "
-            f"script is run: dlojz run {name}.",
-            fr=f"{name} est un fichier : nommez aussi la fonction qui renvoie le modèle, comme {name}:build ; un "
-            f"script d’entraînement se lance : dlojz run {name}.",
-        )
+        raise model_sentence.refused("file without its function", name=name)
     return _spec(absolute_name(name))
 
 
@@ -85,33 +79,22 @@ def _build(
     """Build a module and list its blocks; the parts are found first, so that every process draws the same weights."""
     is_chain = name.startswith(CHAIN)
     if (checkpointing not in ("none", False) and not is_chain) or in_channels not in (None, 3):
-        raise refusal(
-            en=f"{name} is a model from elsewhere, which is built with 3 channels and without checkpointing, but "
-            f"in_channels={in_channels}, checkpointing={checkpointing!r} was received.",
-            fr=f"{name} est un modèle venu d’ailleurs, construit avec 3 canaux et sans points de contrôle, mais "
-            f"in_channels={in_channels}, checkpointing={checkpointing!r} a été reçu.",
+        raise model_sentence.refused(
+            "built with three channels", name=name, in_channels=in_channels, checkpointing=checkpointing
         )
     name = name.removeprefix(CHAIN)
     origin = origin_of(name)
     size, classes = image_size or sequence_length or origin.size, num_classes or vocabulary_size or origin.classes
     parts = _parts(name, size, classes)
     if is_chain and origin.loss:
-        raise refusal(
-            en=f"{name} computes its loss itself, which neither the last stage of a pipeline nor a chain of recomputed "
-            "blocks computes: use pp=1 and checkpointing='none'.",
-            fr=f"{name} a une loss qui lui est propre, que ni le dernier étage d’un pipeline ni une chaîne de blocs "
-            "recalculés ne calculent : prenez pp=1 et checkpointing='none'.",
-        )
+        raise model_sentence.refused("computes its loss itself", name=name)
     if is_chain and origin.example and not isinstance(origin.example.batch, Tensor):
         raise not_a_chain(name, say(en="it reads more than one tensor", fr="il lit plus d’un tenseur"))
     module = _made(name, size, classes)
     if is_chain and any(
         getattr(getattr(part, "config", None), "is_encoder_decoder", False) for part in module.children()
     ):
-        reason = say(
-            en="each block of its decoder reads the output of its encoder too: an encoder and a decoder",
-            fr="chaque bloc de son décodeur lit aussi la sortie de son encodeur : un encodeur et un décodeur",
-        )
+        reason = model_sentence("encoder and decoder")
         raise not_a_chain(name, reason)
     if is_chain:
         # For transformers alone: where plain tracing fails, `chain_of` decides branches by shapes.

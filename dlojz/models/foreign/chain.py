@@ -8,8 +8,6 @@ part, the last the head. Where other than one tensor passes between two blocks, 
 Source: Reed et al. 2022, "torch.fx" (arXiv 2112.08429).
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 import operator
@@ -21,11 +19,11 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node, Tracer
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import refusal, say
+from dlojz.base.language import say
 from dlojz.models.blocks import BlockList
 from dlojz.models.checkpointing import Checkpointing
 from dlojz.models.foreign.meta_checks import error_with_line
-from dlojz.models.foreign.names import shown_name
+from dlojz.models.foreign.names import model_sentence, shown_name
 from dlojz.models.foreign.shape_tracing import ShapeTracer, copy_by_shape, trace_shapes
 
 Traced = TypeVar("Traced")
@@ -148,10 +146,7 @@ def _traced(name: str, trace: Callable[[], Traced]) -> Traced:
     except Exception as error:
         message = error_with_line(error)
         traceback.clear_frames(error.__traceback__)  # nor may an error whose frames name the module
-        untraced = say(
-            en=f"its forward pass around its blocks cannot be traced: {message}",
-            fr=f"sa passe avant autour de ses blocs ne peut pas être suivie : {message}",
-        )
+        untraced = model_sentence("cannot be traced", message=message)
         raise not_a_chain(name, untraced) from error
 
 
@@ -196,9 +191,8 @@ def _passing(
     value_names = ", ".join(node.name for node in passing[:NAMES_SHOWN])
     raise not_a_chain(
         name,
-        say(
-            en=f"between {before} and {after} {len(passing)} values pass ({value_names})",
-            fr=f"entre {before} et {after} passent {len(passing)} valeurs ({value_names})",
+        model_sentence(
+            "several values between blocks", before=before, after=after, count=len(passing), value_names=value_names
         ),
     )
 
@@ -261,9 +255,4 @@ def _copy_shared_buffers(blocks: Sequence[nn.Module]) -> None:
 def not_a_chain(name: str, reason: str) -> LabError:
     """Make the refusal of a module whose blocks do not follow one another, with the reason."""
     name = shown_name(name)
-    return refusal(
-        en=f"{name} is no chain of blocks, which a pipeline and activation checkpointing need: {reason}; use pp=1 and "
-        "checkpointing='none'.",
-        fr=f"{name} n’est pas une chaîne de blocs, qu’il faut pour un pipeline et pour le checkpointing d’activations "
-        f": {reason} ; prenez pp=1 et checkpointing='none'.",
-    )
+    return model_sentence.refused("no chain of blocks", name=name, reason=reason)

@@ -4,8 +4,6 @@ A batch of square images or of tokens makes a model of the family `image` or `te
 batch makes one of the family `tensors`, which reads samples of these shapes and no others.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -13,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import refusal
+from dlojz.models.foreign.names import model_sentence
 
 Batch = Any
 """A tensor, or a tuple, list or dict of tensors, whose first dimension is the sample."""
@@ -86,12 +84,7 @@ def check_batch(source: str, batch: object) -> int:
 
 
 def _no_batch(source: str, text: str) -> LabError:
-    return refusal(
-        en=f"{source} gives {text}: a tensor is needed, or a tuple or dict of tensors (the arguments or keywords of "
-        "forward), whose first dimension is the same number of samples.",
-        fr=f"{source} donne {text} : il faut un tenseur, ou un tuple ou dict de tenseurs (les arguments ou les "
-        "mots-clés de forward), dont la première dimension est le même nombre d’échantillons.",
-    )
+    return model_sentence.refused("no example of tensors", source=source, text=text)
 
 
 def family_name(batch: Batch) -> Literal["image", "text", "tensors"]:

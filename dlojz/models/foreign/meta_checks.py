@@ -1,7 +1,5 @@
 """Checks on the meta device: build and run a module there, or refuse it with the line at which it fails."""
 
-from __future__ import annotations
-
 import sys
 import traceback
 from collections.abc import Callable, Iterator

@@ -1,14 +1,15 @@
 """Tell the names of models from elsewhere from those of the catalogue, and names of the Hub; loads no torch."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path
 from typing import TypeGuard
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import refusal
+from dlojz.base.language import Sentences
+
+model_sentence = Sentences(Path(__file__).parents[1] / "data" / "models.md")
+"""Writes the sentences on models: what is refused, and why."""
 
 
 def is_elsewhere(name: object) -> TypeGuard[str]:
@@ -43,15 +44,5 @@ def no_configuration(name: str) -> LabError:
     repository = name if owner.strip(".~") and model and "/" not in model else "OWNER/MODEL"
     folder = model if repository == name else "FOLDER"
     if (Path(name).expanduser() / "config.json").is_file():
-        return refusal(
-            en=f"unknown model {name!r}: a folder with a config.json is given as hf:{name}.",
-            fr=f"modèle {name!r} inconnu : un dossier avec un config.json s’écrit hf:{name}.",
-        )
-    return refusal(
-        en=f"there is no config.json in {name} here, and nothing is downloaded: a model of Hugging Face is given as "
-        f"hf:FOLDER, a folder with its config.json; `hf download {repository} config.json --local-dir {folder}` gets "
-        f"that file, then write hf:{folder}.",
-        fr=f"il n’y a pas de config.json dans {name} ici, et rien n’est téléchargé : un modèle de Hugging Face s’écrit "
-        f"hf:DOSSIER, un dossier avec son config.json ; `hf download {repository} config.json --local-dir {folder}` "
-        f"obtient ce fichier, puis écrivez hf:{folder}.",
-    )
+        return model_sentence.refused("folder without its prefix", name=name)
+    return model_sentence.refused("no config.json here", name=name, repository=repository, folder=folder)

@@ -4,8 +4,6 @@
 only by its shape (positions, masks, rotary embeddings) is marked: each block of a chain computes it from its own input.
 """
 
-from __future__ import annotations
-
 import importlib
 import operator
 import sys

@@ -8,8 +8,6 @@ A module given in Python is named like these, `module:CLASS-1`, in this process 
 so that the caller's stays as it is, whatever is done to it later.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib
 import importlib.util
@@ -25,14 +23,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from dlojz.base.language import refusal, say
+from dlojz.base.language import say
 from dlojz.models.foreign.elsewhere import CHAIN, Adapters, check_execution, file_of, is_own_file, target_length_of
 from dlojz.models.foreign.example import Batch, Example, check_batch, family_name
 from dlojz.models.foreign.hugging_face.configuration import read_configuration
 from dlojz.models.foreign.meta_checks import built, not_built, not_logits, tried_on_meta
-from dlojz.models.foreign.missing_operators import ensure_torchvision_imports
+from dlojz.models.foreign.names import model_sentence
 from dlojz.models.foreign.tensor_plan import check_styles
-from dlojz.models.foreign.vision_packages import Origin, origin_of_timm, origin_of_torchvision, package_of
+from dlojz.models.foreign.vision_packages import (
+    Origin,
+    ensure_torchvision_imports,
+    origin_of_timm,
+    origin_of_torchvision,
+    package_of,
+)
 from dlojz.models.meta import on_meta
 
 given_origins: dict[str, Origin] = {}
@@ -58,12 +62,7 @@ def origin_of(name: str) -> Origin:
         return origin_of_torchvision(model)
     if package == "hf" and (file := file_of(name)):
         return _of_configuration(file, Adapters.of(name), target_length_of(name))
-    raise refusal(
-        en=f"unknown model {name!r}: a model from elsewhere is timm:NAME, torchvision:NAME, hf:FOLDER (or its "
-        "config.json) or FILE.py:FUNCTION.",
-        fr=f"modèle {name!r} inconnu : un modèle venu d’ailleurs s’écrit timm:NOM, torchvision:NOM, hf:DOSSIER (ou "
-        "son config.json) ou FICHIER.py:FONCTION.",
-    )
+    raise model_sentence.refused("unknown model from elsewhere", name=name)
 
 
 def _of_configuration(file: Path, adapters: Adapters | None, target_length: int | None) -> Origin:
@@ -79,14 +78,7 @@ def _origin_of_file(name: str) -> Origin:
     build, inputs = getattr(module, function, None), getattr(module, "example_inputs", None)
     if not callable(build) or not callable(inputs):
         missing = "example_inputs" if callable(build) else function
-        raise refusal(
-            en=f"{written} has no function {missing}(): it needs {function}(), which returns the module, and "
-            "example_inputs(), which returns a batch of its inputs (and, if it returns no logits, "
-            "loss(output, targets)).",
-            fr=f"{written} n’a pas de fonction {missing}() : il faut {function}(), qui renvoie le module, et "
-            "example_inputs(), qui renvoie un batch de ses entrées (et, s’il ne renvoie pas de logits, "
-            "loss(output, targets)).",
-        )
+        raise model_sentence.refused("file without this function", written=written, missing=missing, function=function)
     try:
         batch = inputs()
     except Exception as error:
@@ -113,10 +105,7 @@ def origin_of_batch(
         module: Any = built(name, build)  # one's own function may return anything
         if not isinstance(module, nn.Module):
             result = type(module).__name__
-            raise refusal(
-                en=f"{name} gives {result}: the function that is named must return the module, a torch.nn.Module.",
-                fr=f"{name} donne {result} : la fonction nommée doit renvoyer le module, un torch.nn.Module.",
-            )
+            raise model_sentence.refused("function returns no module", name=name, result=result)
         output = tried_on_meta(name, module, inputs)
     tells_classes = isinstance(output, Tensor) and output.dim() > 1
     classes = output.shape[-1] if tells_classes else 256 if family == "text" else 10
@@ -137,10 +126,7 @@ def _imported(path: Path) -> ModuleType:
         LabError: there is no such file, it fails, or a record is read and this user has not executed it before.
     """
     if not path.is_file():
-        raise refusal(
-            en=f"the model's file {path} does not exist (in {Path.cwd()}).",
-            fr=f"le fichier du modèle {path} n’existe pas (dans {Path.cwd()}).",
-        )
+        raise model_sentence.refused("no file of a model", path=path, folder=Path.cwd())
     check_execution(path)
     with suppress(ModuleNotFoundError):
         ensure_torchvision_imports()  # for a file that imports it, or timm

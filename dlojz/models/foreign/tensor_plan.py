@@ -1,7 +1,5 @@
 """Plan what tensor parallelism splits of a module from elsewhere: all that is proved, or what its author writes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase

@@ -18,8 +18,6 @@ of them is of its heads alone (`Region.inner`). A region that reads the block's 
 Source: Shoeybi et al. 2019, "Megatron-LM" (arXiv 1909.08053), §3, for the two regions of a transformer block.
 """
 
-from __future__ import annotations
-
 import copy
 import weakref
 from collections import Counter

@@ -1,7 +1,5 @@
 """Regions of a module that tensor-parallel ranks share: linear layers by columns, then one by rows."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Iterator, Sequence

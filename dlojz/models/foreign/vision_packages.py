@@ -8,10 +8,9 @@ these are refused. Sources: Szegedy et al. 2014 (arXiv 1409.4842), §5, for Goog
 for 0.5 and for the class 255 that does not count.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
+import importlib.util
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,6 @@ from dlojz.base.requirements import distribution_of, missing_library
 from dlojz.models.catalogue import Family
 from dlojz.models.foreign.example import Example
 from dlojz.models.foreign.meta_checks import not_built, way_out
-from dlojz.models.foreign.missing_operators import ensure_torchvision_imports
 
 TEXTS = Sentences(Path(__file__).parent / "data" / "vision_packages.md")
 
@@ -206,3 +204,44 @@ def _no_such_model(package: str, name: str, names: list[str]) -> LabError:
         en=f"{package} has no model {name!r}" + (f": did you mean {suggestions}?" if suggestions else "."),
         fr=f"{package} n’a pas de modèle {name!r}" + (f" : peut-être {suggestions} ?" if suggestions else "."),
     )
+
+
+_SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+_OPERATORS = ("nms", "qnms")
+# torch drops the operators of a Library that is garbage-collected: this list keeps them alive.
+_libraries: list[object] = []
+
+
+def ensure_torchvision_imports() -> None:
+    """Make ``import torchvision`` and ``import timm`` work; call it before either, as often as you like.
+
+    With a CPU-only torch the extension of PyPI's torchvision does not load, its operators are not registered, and
+    ``import torchvision`` stops at ``operator torchvision::nms does not exist``. Two schemas without an implementation
+    are enough; the lab never calls them. Where the extension loads, nothing changes.
+
+    Raises:
+        ModuleNotFoundError: torchvision is not installed.
+    """
+    if _libraries or _extension_loads():
+        return
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for operator in _OPERATORS:
+        # An operator may be defined once in a process only.
+        if not hasattr(torch.ops.torchvision, operator):
+            library.define(f"{operator}{_SCHEMA}")
+    _libraries.append(library)
+
+
+def _extension_loads() -> bool:
+    """Say whether torchvision's compiled operators are registered, or register now."""
+    if hasattr(torch.ops.torchvision, "nms"):
+        return True
+    described = importlib.util.find_spec("torchvision")
+    if described is None or described.origin is None:
+        raise ModuleNotFoundError(missing_library("torchvision"), name="torchvision")
+    for extension in Path(described.origin).parent.glob("_C*"):
+        try:
+            torch.ops.load_library(str(extension))
+        except OSError:
+            continue
+    return hasattr(torch.ops.torchvision, "nms")

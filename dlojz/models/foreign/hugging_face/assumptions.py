@@ -3,8 +3,6 @@
 Weights are random, in the type of the run's precision; an attention that only a GPU has is forecast as PyTorch's.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from dlojz.base.language import say

@@ -5,8 +5,6 @@ language model the loss is the cross-entropy of its logits; of classes of sequen
 labels; every other class is given example inputs with labels, and computes its loss itself.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import inspect
@@ -28,9 +26,8 @@ from dlojz.models.foreign.hugging_face.low_rank import adapt
 from dlojz.models.foreign.hugging_face.task_inputs import InputsError, batch_for, losses, text_length
 from dlojz.models.foreign.hugging_face.task_modules import Logits, LossOfTask
 from dlojz.models.foreign.meta_checks import built, error_with_line, moved_to_meta, own_file
-from dlojz.models.foreign.missing_operators import ensure_grouped_products_on_meta
-from dlojz.models.foreign.names import no_configuration
-from dlojz.models.meta import on_meta
+from dlojz.models.foreign.names import model_sentence, no_configuration
+from dlojz.models.meta import ensure_grouped_products_on_meta, on_meta
 
 _FALLBACKS = ("Seq2SeqLM", "MaskedLM", "CausalLM", "ImageClassification")
 """Tasks of which the first that a configuration serves is taken where it names no class."""
@@ -124,10 +121,7 @@ def read_configuration(file: Path, adapters: Adapters | None = None, target_leng
             inputs = {name: torch.empty_like(tensor, device="meta") for name, tensor in batch.items()}
             LossOfTask(moved_to_meta(build(0, 0))).eval()(**inputs)
     except Exception as error:
-        message = say(
-            en=f"it does not run on the inputs made here ({shapes_text(batch)}): {error_with_line(error)}",
-            fr=f"il ne s’exécute pas sur les entrées fabriquées ici ({shapes_text(batch)}) : {error_with_line(error)}",
-        )
+        message = model_sentence("does not run on its inputs", batch=shapes_text(batch), error=error_with_line(error))
         raise no_forecast(file, model_class.__name__, message) from error
     words = f"{class_title}, {shapes_text({name: tensor[:1] for name, tensor in batch.items()})}"
     classifies = task.endswith("CLASSIFICATION")
@@ -153,10 +147,7 @@ def _content(file: Path, transformers: Any) -> dict[str, Any]:
         raise no_configuration(str(folder.relative_to(cwd) if folder.is_relative_to(cwd) else folder)) from error
     except (ValueError, KeyError, TypeError) as error:
         message = f"{type(error).__name__}: {error}"
-        raise refusal(
-            en=f"{file} is no configuration of transformers, a JSON file with a model_type: {message}.",
-            fr=f"{file} n’est pas une configuration de transformers, un fichier JSON avec un model_type : {message}.",
-        ) from error
+        raise model_sentence.refused("no configuration of transformers", file=file, message=message) from error
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
         kinds = list(transformers.CONFIG_MAPPING)
         hints = ", ".join(difflib.get_close_matches(str(kind), kinds, n=3))
@@ -219,10 +210,7 @@ def _model_class(
     model_class: Any = getattr(transformers, str(names[0]), None)
     if not (inspect.isclass(model_class) and issubclass(model_class, transformers.PreTrainedModel)):
         version = transformers.__version__
-        reason = say(
-            en=f"transformers {version} has no such class, and code beside the file is never executed",
-            fr=f"transformers {version} n’a pas de classe de ce nom, et le code à côté du fichier n’est jamais exécuté",
-        )
+        reason = model_sentence("no such class", version=version)
         raise no_forecast(file, str(names[0]), reason)
     config_class = cast(Any, model_class).config_class
     if config_class is None or isinstance(config, config_class):
@@ -230,10 +218,7 @@ def _model_class(
     for key in getattr(config, "sub_configs", {}):
         if isinstance(getattr(config, key, None), config_class):
             return model_class, lambda key=key: getattr(configured(), key)
-    reason = say(
-        en=f"this class needs a {config_class.__name__}, but its model_type is {content['model_type']!r}",
-        fr=f"cette classe demande un {config_class.__name__}, mais son model_type est {content['model_type']!r}",
-    )
+    reason = model_sentence("another model type", config_class=config_class.__name__, model_type=content["model_type"])
     raise no_forecast(file, model_class.__name__, reason)
 
 
@@ -282,17 +267,11 @@ def _resize(config: Any, task: str, size: int, classes: int) -> None:
 
 
 def _without_decoder(file: Path, class_name: str, target_length: int) -> Exception:
-    return refusal(
-        en=f"target_length={target_length} was received with {class_name} of {file}, which has no decoder beside an "
-        "encoder: leave it out, and give the tokens of a sample as sequence_length.",
-        fr=f"target_length={target_length} a été reçu avec {class_name} de {file}, qui n’a pas de décodeur à côté d’un "
-        "encodeur : retirez-le, et donnez les tokens d’un échantillon par sequence_length.",
-    )
+    return model_sentence.refused("no decoder", target_length=target_length, class_name=class_name, file=file)
 
 
 def no_forecast(file: Path, class_name: str, reason: str) -> Exception:
     """Make the refusal of a class that is not forecast, with the way out."""
-    return refusal(
-        en=f"{class_name} of {file} is not forecast: {reason}; {own_file()}",
-        fr=f"{class_name} de {file} n’est pas prédit : {reason} ; {own_file()}",
+    return model_sentence.refused(
+        "class not forecast", class_name=class_name, file=file, reason=reason, own_file=own_file()
     )

@@ -1,7 +1,5 @@
 """Example inputs, labels and losses of transformers' classes, by their task and the arguments of their forward pass."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlojz.base.language import say
+from dlojz.models.foreign.names import model_sentence
 from dlojz.models.meta import on_meta
 
 MAX_DEFAULT_TOKENS = 2048
@@ -115,12 +114,7 @@ def batch_for(
         if "next_sentence_label" in names:
             batch["next_sentence_label"] = torch.zeros(SAMPLES, dtype=torch.long)
     if not batch:
-        raise InputsError(
-            say(
-                en=f"inputs of the kind that it reads are not made here (its forward pass takes {main})",
-                fr=f"des entrées du genre qu’il lit ne sont pas fabriquées ici (sa passe avant prend {main})",
-            )
-        )
+        raise InputsError(model_sentence("inputs are not made", main=main))
     if "bool_masked_pos" in names and "pixel_values" in batch and task == "MASKED_IMAGE_MODELING":
         side, patch = batch["pixel_values"].shape[-1], getattr(vision, "patch_size", 16)
         # True masks a patch; here all are masked, (B, patches).

@@ -4,8 +4,6 @@ transformers reads the values of its masks to see whether they mask anything, an
 On the meta device there are none: there a sample is one sequence without padding.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import os
