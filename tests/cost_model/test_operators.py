@@ -251,6 +251,9 @@ def test_fused_attention_takes_its_published_rate_and_its_bytes() -> None:
     one = FusedAttention(16384, 16384, 128, 32, 8)
     assert one.flops() == 2 * 32 * 16384**2 * 128 and one.flops(backward=True) == 2.5 * one.flops()
     assert one.moved_bytes() == 2 * 16384 * 128 * (2 * 32 + 2 * 8) + 4 * 32 * 16384
+    # Backward: Q, O and dO read (2 bytes each), dQ added up in fp32 (read and written) and written in 16 bit: 16 bytes
+    # per element; K and V read, dK and dV written: 4; three fp32 statistics per row.
+    assert one.moved_bytes(True) == 16384 * 128 * (16 * 32 + 4 * 2 * 8) + 3 * 4 * 32 * 16384
     h100 = gpu("h100")
     for kernel in ATTENTION_KERNELS:
         seconds = fused_attention_s(one._replace(kernel=kernel), h100, PLAIN, "bf16")
