@@ -52,6 +52,8 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from dlojz.prediction.trace_store import SOURCES as TRACED_BY
+
 ROOT = Path(__file__).resolve().parents[1]
 GOAL = 0.95
 LONGEST_S = 1500.0
@@ -588,6 +590,7 @@ class Tree:
                 (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, self.folder / name)
         self._stamp = int(time.time()) - 10**7
+        self._keeps_traces = False
         self._cache, self._reached = folder / "cache", folder / "reached"
         self._log, self._times = folder / "log", folder / "times"
         self._server = subprocess.Popen(
@@ -611,6 +614,8 @@ class Tree:
     @contextmanager
     def changed(self, files: Mapping[str, bytes]) -> Iterator[None]:
         """Other content in some files, with a date of its own: compiled code of what was there must not be taken."""
+        traces = tuple(f"dlojz/{source}" for source in TRACED_BY)
+        self._keeps_traces = not any(path.startswith(traces) for path in files)
         for path, content in files.items():
             self._write(path, content)
         try:
@@ -627,9 +632,12 @@ class Tree:
     def pytest(self, tests: Sequence[str], limit_s: float = LONGEST_S) -> tuple[str, str, float]:
         """Run tests until one fails: `green`, `red`, `late` or `none`; which test; seconds.
 
-        What is stored from earlier runs is deleted first, so that nothing is read that would be computed.
+        What is stored from earlier runs is deleted first, so that nothing is read that would be computed; but traces,
+        which are most of the time, are kept where no module that makes them is changed.
         """
-        shutil.rmtree(self._cache, ignore_errors=True)
+        for stored in self._cache.glob("dlojz/*" if self._keeps_traces else "*"):
+            if not (self._keeps_traces and stored.name == "traces"):
+                shutil.rmtree(stored, ignore_errors=True)
         begun = time.monotonic()
         arguments = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no", "--show-capture=no", *tests]
         task = json.dumps({"arguments": arguments, "log": str(self._log), "times": str(self._times)})
