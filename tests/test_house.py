@@ -51,8 +51,8 @@ WITHOUT_USER: dict[str, str] = {}
 # ---- figures that may only fall, or only rise: `benchmarks/house.py` prints today's
 
 CEILINGS = {
-    "modules": 419,
-    "lines of the package": 121_000,
+    "modules": 404,
+    "lines of the package": 119_900,
     "lines of the tests": 74_400,
     "names of optimizers spelled outside their registry": 65,
     "names of engines spelled outside their registry": 63,

@@ -278,11 +278,7 @@ def _waits_for_nobody(action: Action) -> str:
 
 
 def _run_order(orders: Orders, needs: list[int], also: list[tuple[int, int]], rank: Integers) -> list[int]:
-    """Advance each rank until it must wait, and resume it when the needed action has run: O(actions).
-
-    Raises:
-        LabError: if ranks wait for each other, with the cycle.
-    """
+    """Advance each rank until it must wait, and resume it when the needed action has run: O(actions)."""
     count = len(needs)
     has_run = bytearray(count + 1)
     has_run[count] = 1  # "nothing" has always run

@@ -250,11 +250,7 @@ class RankCluster(ABC):
         raise NotImplementedError
 
     def _until(self, true: Callable[[], bool], progress: Callable[[], None] = _NOTHING) -> None:
-        """Wait until something is true.
-
-        Raises:
-            LabError: if it cannot become so, or is not so after `START_S` seconds.
-        """
+        """Wait until something is true."""
         deadline_s = time.monotonic() + START_S
         while not true():
             progress()

@@ -257,8 +257,8 @@ def calibrated(
         pass
     sizes = sorted({1, *ranks})
     if wanted(None):
-        processes = "process" if sizes == [1] else "processes"
-        print(phrase("measuring", sizes=", ".join(map(str, sizes)), processes=processes), file=sys.stderr)
+        plural = "" if sizes == [1] else "es"
+        print(phrase("measuring", sizes=", ".join(map(str, sizes)), s_1=plural), file=sys.stderr)
     calibration = measure_machine(sizes, quick=quick, device="cpu")
     write_measured(path, calibration)
     return calibration

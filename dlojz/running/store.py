@@ -85,11 +85,7 @@ def runs_root(root: str | os.PathLike[str] | None = None) -> Path:
 
 
 def _readable(root: Path) -> Path:
-    """Return the folder itself.
-
-    Raises:
-        LabError: if its name is no UTF-8 or holds a control character.
-    """
+    """Return the folder itself."""
     name = str(root)
     if any(unicodedata.category(sign) in ("Cc", "Cs") for sign in name):
         raise phrase.refused("folder without a readable name", name=name)

@@ -258,8 +258,10 @@ def fit(points: Iterable[Sequence[object]]) -> AlphaBetaFit:
     kinds = sorted({(point.size, point.collective) for point in measured})
     # One line has one number of rounds: that of a collective on so many ranks.
     if len(kinds) > 1:
-        on, sur = (", ".join(f"{collective} {word} {size}" for size, collective in kinds) for word in ("on", "sur"))
-        raise phrase.refused("points of several kinds", on=on, sur=sur)
+        kinds_en, kinds_fr = (
+            ", ".join(f"{collective} {word} {size}" for size, collective in kinds) for word in ("on", "sur")
+        )
+        raise phrase.refused("points of several kinds", kinds_en=kinds_en, kinds_fr=kinds_fr)
     size, collective = kinds[0]
     name = algorithm_of(collective)
     line = terms(name, size)

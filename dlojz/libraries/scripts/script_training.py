@@ -504,11 +504,7 @@ def _is_special(module: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) 
 def _on_fakes(
     step: FirstStep, optimizers: Sequence[torch.optim.Optimizer], device: Device | None, on_gpu: bool
 ) -> ScriptTraining:
-    """Describe a training whose wrappers run on fake tensors.
-
-    Raises:
-        LabError: if what wraps it cannot be copied.
-    """
+    """Describe a training whose wrappers run on fake tensors."""
     for model in step.models:
         _, around = unwrapped(model)
         if around is not None:
@@ -535,11 +531,7 @@ def _children(module: nn.Module) -> list[str]:
 
 
 def _in_units(training: ScriptTraining, units: list[tuple[str, FSDPModule]], groups: dict[str, str]) -> ScriptTraining:
-    """Add FSDP2's units.
-
-    Raises:
-        LabError: if they leave parameters out, accumulate whole gradients, or offload.
-    """
+    """Add FSDP2's units."""
     names = [name for name, _ in units if name]
     states = {name: unit._get_fsdp_state() for name, unit in units}
     unit_groups = _param_groups(units)
@@ -591,11 +583,7 @@ _TEXTBOOK = ("param_persistence_threshold", "max_reuse_distance", "prefetch_buck
 
 
 def _in_deepspeed(training: ScriptTraining, engine: Any, copied: dict[int, Any]) -> ScriptTraining:
-    """Add DeepSpeed's engine.
-
-    Raises:
-        LabError: if it does what is not predicted: a pipeline, offloading, experts, compressed messages.
-    """
+    """Add DeepSpeed's engine."""
     zero, optimizer = engine._config.zero_config, engine.optimizer
     stage = int(zero.stage)
     _check_deepspeed(engine, zero, stage)
@@ -634,11 +622,7 @@ def _in_deepspeed(training: ScriptTraining, engine: Any, copied: dict[int, Any])
 
 
 def _check_deepspeed(engine: Any, zero: Any, stage: int) -> None:
-    """Refuse what is not predicted of DeepSpeed.
-
-    Raises:
-        LabError: naming the option.
-    """
+    """Refuse what is not predicted of DeepSpeed."""
     if type(engine).__name__ != "DeepSpeedEngine":
         raise _refuse("another engine", name=type(engine).__name__)
     if engine.has_moe_layers:
