@@ -6,7 +6,6 @@ levels with it and with NumPy, and compares the answers as text.
 """
 
 # ruff: noqa: A001, N801 - the names are NumPy's
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, type-arg"
 from __future__ import annotations
 
 import builtins

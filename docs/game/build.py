@@ -2,9 +2,10 @@
 
     python docs/game/build.py FOLDER PYODIDE
 
-PYODIDE is the folder of the npm package `pyodide`, Python for WebAssembly. FOLDER gets `en.html` and `fr.html`, and all
-that they load: Pyodide, the modules that the game imports with their data as `engine.zip`, and pydantic's compiled part,
-which pip fetches from PyPI. The pages ask no other server. NumPy is `arrays.py`, as no registry has one for WebAssembly.
+PYODIDE is the folder of the npm package `pyodide`, Python for WebAssembly. FOLDER gets `en.html` and `fr.html`, and
+all that they load: Pyodide, the modules that the game imports with their data as `engine.zip`, and pydantic's compiled
+part, which pip fetches from PyPI. The pages ask no other server. NumPy is `arrays.py`, as no registry has one for
+WebAssembly.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dlojz.base.language import LANGUAGES, use_language
-from dlojz.display.widgets.schedule_game import DATA, LOOKS, PALETTE, SCRIPT, palette, static_page, words_of_page
+from dlojz.base.table import safe
+from dlojz.display.widgets.schedule_game import DATA, LOOKS, PALETTE, SCRIPT, game_page, palette, words_of_page
 
 HERE = Path(__file__).parent
 STAND_INS = ("numpy", "psutil", "pydantic_core")
@@ -29,7 +31,7 @@ SITE_PACKAGES = "site-packages"
 
 
 def engine_files() -> Iterator[tuple[str, bytes]]:
-    """List the files of the engine, by their names in the archive: packages that are imported by now, and their data."""
+    """List the files of the engine, by their names in the archive: packages imported by now, and their data."""
     files = dict[str, Path]()
     for name, module in sorted(sys.modules.items()):
         package, path = name.partition(".")[0], Path(getattr(module, "__file__", None) or "")
@@ -61,16 +63,17 @@ def write_engine(path: Path) -> None:
             archive.writestr(name, content)
 
 
-def fetch_compiled(folder: Path, lock: Path) -> str:
-    """Fetch pydantic's compiled part for the Python of Pyodide, and return the file's name."""
-    info = json.loads(lock.read_text(encoding="utf-8"))["info"]
-    version = ".".join(info["python"].split(".")[:2])
-    requirement = f"pydantic_core=={importlib.metadata.version('pydantic_core')}"
-    options = ["--no-deps", "--only-binary=:all:", f"--platform=pyemscripten_{info['abi_version']}_wasm32"]
-    options += [f"--python-version={version}", "--implementation=cp", f"--abi=cp{version.replace('.', '')}"]
-    subprocess.run([sys.executable, "-m", "pip", "download", "-q", *options, "-d", folder, requirement], check=True)
-    (wheel,) = folder.glob("pydantic_core-*.whl")
-    return wheel.name
+def compiled_part(pyodide: Path) -> Path:
+    """Fetch pydantic's compiled part for the Python of Pyodide, beside which it then lies, and return the file."""
+    info = json.loads((pyodide / "pyodide-lock.json").read_text(encoding="utf-8"))["info"]
+    python = "".join(info["python"].split(".")[:2])
+    platform, version = f"pyemscripten_{info['abi_version']}_wasm32", importlib.metadata.version("pydantic_core")
+    wheel = pyodide / f"pydantic_core-{version}-cp{python}-cp{python}-{platform}.whl"
+    if not wheel.is_file():
+        options = ["--no-deps", "--only-binary=:all:", f"--platform={platform}", f"--python-version={python}"]
+        options += ["--implementation=cp", f"--abi=cp{python}", f"--dest={pyodide}", f"pydantic_core=={version}"]
+        subprocess.run([sys.executable, "-m", "pip", "download", "-q", *options], check=True)
+    return wheel
 
 
 def write_pages(folder: Path, pyodide: Path) -> None:
@@ -78,17 +81,25 @@ def write_pages(folder: Path, pyodide: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     write_engine(folder / "engine.zip")
-    for name in PYODIDE_FILES:
-        shutil.copy(pyodide / name, folder)
-    for file in (DATA / SCRIPT, DATA / LOOKS, HERE / "page.js", HERE / "worker.js"):
+    compiled = compiled_part(pyodide)
+    for file in (
+        *(pyodide / name for name in PYODIDE_FILES),
+        *(compiled, DATA / SCRIPT, DATA / LOOKS, HERE / "page.js", HERE / "worker.js"),
+    ):
         shutil.copy(file, folder)
-    wheel = fetch_compiled(folder, folder / "pyodide-lock.json")
-    (folder / "archives.json").write_text(json.dumps(["engine.zip", wheel]), encoding="utf-8")
+    (folder / "archives.json").write_text(json.dumps(["engine.zip", compiled.name]), encoding="utf-8")
     (folder / PALETTE).write_text(palette(), encoding="utf-8")
     for name in LANGUAGES:
         use_language(name)
-        (folder / f"words.{name}.json").write_text(words_of_page(is_static=True), encoding="utf-8")
-        (folder / f"{name}.html").write_text(static_page("page.js"), encoding="utf-8")
+        words = json.loads(words_of_page())
+        # No word for what only a machine behind the page can do: its button is not there.
+        del words["run"]
+        words["lost"] = words["engine_lost"]
+        (folder / f"words.{name}.json").write_text(json.dumps(words), encoding="utf-8")
+        # This stays until the engine is there.
+        frame = f'<main id="static-game"><p role="status">{safe(words["loading"])}</p></main>'
+        page = game_page().replace('<main id="game"></main>', frame).replace(f'src="{SCRIPT}"', 'src="page.js"')
+        (folder / f"{name}.html").write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

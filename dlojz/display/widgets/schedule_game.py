@@ -280,16 +280,6 @@ def _coached(position: Position) -> dict[str, Any]:
     return {"message": sentence(key, **values), "coach": equal}
 
 
-def static_page(script: str) -> str:
-    """Write the page whose engine is in the browser; what it says stays until the engine is there.
-
-    Args:
-        script: what mounts the game.
-    """
-    loading = f'<main id="static-game"><p role="status">{safe(page_words()["loading"])}</p></main>'
-    return game_page().replace('<main id="game"></main>', loading).replace(f'src="{SCRIPT}"', f'src="{script}"')
-
-
 def game_page() -> str:
     """Write the page: a frame without words or colours, which its script and its looks ask for."""
     return (
@@ -302,18 +292,9 @@ def game_page() -> str:
     )
 
 
-def words_of_page(*, is_static: bool = False) -> str:
-    """Write the words of the page in the reader's language, and the levels' titles, as JSON.
-
-    Args:
-        is_static: of the page whose engine is in the browser, which runs nothing on ranks: it has no word for that.
-    """
-    words: dict[str, Any] = page_words()
-    if is_static:
-        words["lost"] = words["engine_lost"]
-        del words["run"]
-    words["levels"] = [level_of(number).title for number in range(1, level_count() + 1)]
-    return json.dumps(words)
+def words_of_page() -> str:
+    """Write the words of the page in the reader's language, and the levels' titles, as JSON."""
+    return json.dumps(page_words() | {"levels": [level_of(number).title for number in range(1, level_count() + 1)]})
 
 
 def palette() -> str:
