@@ -23,7 +23,7 @@ def test_level_1_is_played_by_its_buttons() -> None:
     game = NotebookGame()
     assert "Level 1: Naive model parallelism" in game.head.value
     button_of(game, "0B0").click()
-    assert "0B0 needs the result of 0F0: place 0F0 before it" in game.message.value
+    assert "not placed yet on rank 0: place 0F0 before it" in game.message.value
     assert game.state["position"].startswith("1.1..")
     game.tools["coach"].click()
     assert "the best that can still be reached is 9 (proven), by 0F0 only" in game.message.value
