@@ -22,10 +22,12 @@ from pathlib import Path
 from dlojz.base.language import LANGUAGES, use_language
 from dlojz.base.table import safe
 from dlojz.display.widgets.schedule_game import DATA, LOOKS, PALETTE, SCRIPT, game_page, palette, words_of_page
+from dlojz.pipeline.game.position import page_words
 
 HERE = Path(__file__).parent
 STAND_INS = ("numpy", "psutil", "pydantic_core")
 """Packages with compiled parts: replaced, left out, fetched for WebAssembly."""
+STATIC_SCRIPT, WORKER = "static_game.js", "static_game_worker.js"
 PYODIDE_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 SITE_PACKAGES = "site-packages"
 
@@ -84,21 +86,19 @@ def write_pages(folder: Path, pyodide: Path) -> None:
     compiled = compiled_part(pyodide)
     for file in (
         *(pyodide / name for name in PYODIDE_FILES),
-        *(compiled, DATA / SCRIPT, DATA / LOOKS, HERE / "page.js", HERE / "worker.js"),
+        compiled,
+        *(DATA / name for name in (SCRIPT, LOOKS, STATIC_SCRIPT, WORKER)),
     ):
         shutil.copy(file, folder)
     (folder / "archives.json").write_text(json.dumps(["engine.zip", compiled.name]), encoding="utf-8")
     (folder / PALETTE).write_text(palette(), encoding="utf-8")
     for name in LANGUAGES:
         use_language(name)
-        words = json.loads(words_of_page())
-        # No word for what only a machine behind the page can do: its button is not there.
-        del words["run"]
-        words["lost"] = words["engine_lost"]
-        (folder / f"words.{name}.json").write_text(json.dumps(words), encoding="utf-8")
-        # This stays until the engine is there.
-        frame = f'<main id="static-game"><p role="status">{safe(words["loading"])}</p></main>'
-        page = game_page().replace('<main id="game"></main>', frame).replace(f'src="{SCRIPT}"', 'src="page.js"')
+        (folder / f"words.{name}.json").write_text(words_of_page(), encoding="utf-8")
+        frame = f'<main id="static-game"><p role="status">{safe(page_words()["loading"])}</p></main>'
+        page = (
+            game_page().replace('<main id="game"></main>', frame).replace(f'src="{SCRIPT}"', f'src="{STATIC_SCRIPT}"')
+        )
         (folder / f"{name}.html").write_text(page, encoding="utf-8")
 
 

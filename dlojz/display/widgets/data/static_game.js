@@ -1,10 +1,13 @@
-// The static page of the game: the same front end, which asks the engine in the worker.
+// The static page of the game: the same front end, which asks the engine in the worker. Until that is there, the page
+// says words.loading.
 import { mount } from "./schedule_game.js";
 
 const root = document.querySelector("main");
 const language = document.documentElement.lang;
 const words = await (await fetch(`words.${language}.json`)).json();
-const engine = new Worker("worker.js", { type: "module", name: language });
+words.lost = words.engine_lost;
+delete words.run; // only a machine behind the page can do that
+const engine = new Worker("static_game_worker.js", { type: "module", name: language });
 const questions = new Map();
 
 const send = (request) => new Promise((resolve, reject) => {
