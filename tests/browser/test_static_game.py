@@ -114,6 +114,17 @@ def test_the_page_speaks_french_and_says_what_it_waits_for(page: Any, address: s
     assert "`dlojz pipeline --play` le fait" in page.text_content(".tools")
 
 
+def test_an_engine_that_does_not_start_is_said_and_what_would_work(browser: Any, address: str) -> None:
+    with browser.new_context() as context:
+        opened = context.new_page()
+        for name in ("pyodide.mjs", "engine.zip"):
+            opened.route(f"**/{name}", lambda route: route.abort())
+            opened.goto(f"{address}en.html")
+            opened.wait_for_selector('[role="alert"]:has-text("could not be started in this browser")')
+            assert "or play with `dlojz pipeline --play`" in opened.text_content("main")
+            opened.unroute(f"**/{name}")
+
+
 PLAY = """
 import json, sys
 import numpy
