@@ -8,6 +8,8 @@ SYSTEM := $(VENV)/.system
 PACKAGES := $(VENV)/.packages
 PROXY_VERSION := 5.3.0
 PROXY := $(VENV)/node/node_modules/.bin/configurable-http-proxy
+PYODIDE_VERSION := 314.0.7
+PYODIDE := $(VENV)/node/node_modules/pyodide
 export DLOJZ_RUNS ?= $(CURDIR)/runs
 
 .PHONY: help demo test nightly check quick lint lab solutions book site libraries colossalai hub cluster cluster-stop gpu clean
@@ -18,7 +20,8 @@ help:
 	@echo "make lab    open JupyterLab on the notebooks"
 	@echo "make solutions LAB=03  execute a lab's solution again in both languages and compare it with what is stored (minutes)"
 	@echo "make book   an HTML book of all solutions, French and English, in book/: no server, no network"
-	@echo "make site   the same with the pages of docs/ and one page per module from its docstrings, in site/ (minutes)"
+	@echo "make site   the same with the pages of docs/ and one page per module from its docstrings, in site/ (minutes),"
+	@echo "            and the game of schedules, whose engine runs in the browser"
 	@echo "make libraries  the optional extra of lab 12: Accelerate and Megatron-core beside torch and DeepSpeed"
 	@echo "make colossalai  another extra of lab 12: Colossal-AI, in a separate environment (6 GB)"
 	@echo "make hub    a JupyterHub with two students on this machine, to see the labs as they do"
@@ -72,18 +75,18 @@ $(SYSTEM): Makefile
 	fi
 	@touch $(SYSTEM)
 
-# And of Python and Node.js: the optional extras, the hub and its proxy.
-$(PACKAGES): constraints.txt pyproject.toml | $(READY) $(SYSTEM)
+# And of Python and Node.js: the optional extras, the hub and its proxy, Python for the browser.
+NPM := npm install --loglevel=error --no-fund --no-audit --no-update-notifier --fetch-retries=1 --prefix $(VENV)/node
+$(PACKAGES): constraints.txt pyproject.toml Makefile | $(READY) $(SYSTEM)
 	@$(INSTALL) '.[test]' > $(VENV)/packages.log 2>&1 || \
 	  { tail -n 20 $(VENV)/packages.log; exit 1; }
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || true
-	@if command -v npm > /dev/null && ! [ -x $(PROXY) ]; then \
-	  npm install --loglevel=error --no-fund --no-audit --no-update-notifier --fetch-retries=1 --prefix $(VENV)/node \
-	    configurable-http-proxy@$(PROXY_VERSION) < /dev/null > $(VENV)/npm.log 2>&1 || \
-	    { tail -n 4 $(VENV)/npm.log; echo "Set-up: the hub's proxy could not be fetched by npm, so that no hub can be" \
-	      "started (log: $(VENV)/npm.log); everything else goes on."; exit 0; }; \
+	@if command -v npm > /dev/null && ! [ -x $(PROXY) -a -f $(PYODIDE)/pyodide.mjs ]; then \
+	  $(NPM) configurable-http-proxy@$(PROXY_VERSION) pyodide@$(PYODIDE_VERSION) < /dev/null > $(VENV)/npm.log 2>&1 || \
+	    { tail -n 4 $(VENV)/npm.log; echo "Set-up: the hub's proxy and Pyodide could not be fetched by npm, so that no hub" \
+	      "can be started and the game's page not be built (log: $(VENV)/npm.log); everything else goes on."; exit 0; }; \
 	fi
-	@if [ -x $(PROXY) ] || ! command -v npm > /dev/null; then touch $(PACKAGES); fi
+	@if [ -x $(PROXY) -a -f $(PYODIDE)/pyodide.mjs ] || ! command -v npm > /dev/null; then touch $(PACKAGES); fi
 
 # make demo PICTURE=docs/demo.png also renews the picture of the README; on a quiet machine, as it shows throughput.
 demo: $(READY)
@@ -95,11 +98,15 @@ book: $(READY)
 	@$(BIN)/dlojz labs book --out book
 
 # The book, the pages of docs/, and one page per module from its docstrings, which pdoc writes. Left out: programs that are
-# run, not imported, and the module that needs Megatron.
+# run, not imported, and the module that needs Megatron. The game of schedules has its engine in the browser.
 MODULES = $(shell find dlojz -name '*.py' ! -path '*/data/*' | sed 's|/__init__\.py$$||;s|\.py$$||;s|/|.|g' | sort)
 site: $(READY)
 	@$(BIN)/python -W ignore -m pdoc --docformat google --no-show-source --output-directory site/api $(MODULES) \
 	  '!dlojz.libraries.programs' '!dlojz.libraries.megatron_adapter'
+	@{ [ -f $(PYODIDE)/pyodide.mjs ] || $(NPM) pyodide@$(PYODIDE_VERSION); } < /dev/null > $(VENV)/game.log 2>&1 && \
+	  $(BIN)/python docs/game/build.py site/game $(PYODIDE) >> $(VENV)/game.log 2>&1 || \
+	  { rm -rf site/game; tail -n 4 $(VENV)/game.log; echo "The site is without the game of schedules, which needs npm" \
+	    "and both registries, npm's and PyPI (log: $(VENV)/game.log); everything else goes on."; }
 	@$(BIN)/dlojz labs book --out site
 
 # All of the course is served, since the labs link to the code that they are about. JupyterLab does not ask about news;

@@ -1010,13 +1010,23 @@ print("slices: // tranches :", plan_slices(8192, ranks=4, time=time_of, grid=128
 
 # %% [markdown] lang="fr"
 # Choisissez-en un, changez durées et latence, ou modifiez l’ordre. Le panneau compte 1 par **morceau** : avec deux,
-# ses chiffres doublent. Sans noyau, voyez la figure fixe. Sur votre machine, `dlojz pipeline --play` en fait un jeu en
-# dix niveaux : l’ordonnancement que vous construisez est exécuté sur de vrais rangs.
+# ses chiffres doublent. Sans noyau, voyez la figure fixe. Il y en a aussi un jeu, en dix niveaux : l’ordonnancement que
+# vous construisez est exécuté sur de vrais rangs. Ouvrez-le par `dlojz pipeline --play` sur votre machine, ou ici, dans
+# une cellule ajoutée :
+#
+# ```python
+# from dlojz.display.widgets.notebook_game import schedule_game; schedule_game()
+# ```
 
 # %% [markdown] lang="en"
 # Choose one, change times and latency, or edit the order. The panel counts 1 per **piece**: with two pieces per rank
-# its figures are twice those of the table. Where no kernel runs, see the static figure. On your own machine,
-# `dlojz pipeline --play` makes a game of it, in ten levels: the schedule that you build is run on real ranks.
+# its figures are twice those of the table. Where no kernel runs, see the static figure. There is a game of it, too, in
+# ten levels: the schedule that you build is run on real ranks. Open it by `dlojz pipeline --play` on your own machine,
+# or here, in a cell that you add:
+#
+# ```python
+# from dlojz.display.widgets.notebook_game import schedule_game; schedule_game()
+# ```
 
 # %% name="pipeline-panel" tags=["nbval-ignore-output"]
 from dlojz.display.widgets.pipeline_panel import pipeline_panel, still_panel

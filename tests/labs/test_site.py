@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dlojz.base.files import CHECKOUT
-from dlojz.labs.kit.book import API, make_book
+from dlojz.labs.kit.book import API, GAME, make_book
 
 BY_ITSELF = re.compile(r"^(?:https?://|mailto:|#|data:)")
 
@@ -37,6 +37,14 @@ def test_the_book_links_to_the_modules_where_they_are(tmp_path: Path) -> None:
     assert f'href="../{API}/index.html"' in contents.read_text(encoding="utf-8")
     make_book(tmp_path / "alone", ["00"], "en")
     assert f"../{API}/" not in (tmp_path / "alone" / "en" / "index.html").read_text(encoding="utf-8")
+
+
+def test_the_book_links_to_the_game_in_its_language(tmp_path: Path) -> None:
+    (tmp_path / GAME).mkdir()
+    (tmp_path / GAME / "fr.html").write_text("jeu", encoding="utf-8")
+    make_book(tmp_path, ["00"])
+    assert f'href="../{GAME}/fr.html"' in (tmp_path / "fr" / "index.html").read_text(encoding="utf-8")
+    assert f"../{GAME}/" not in (tmp_path / "en" / "index.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.nightly

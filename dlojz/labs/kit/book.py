@@ -160,8 +160,8 @@ _WORDS = {
         "machine qui les a exécutées.",
     },
 }
-API = "api"
-"""Folder of the pages of modules, beside those of the languages."""
+API, GAME = "api", "game"
+"""Folders of the pages of modules and of the game of schedules, beside those of the languages."""
 OTHER: dict[Language, Language] = {"en": "fr", "fr": "en"}
 NAMES: dict[Language, str] = {"en": "English", "fr": "Français"}
 
@@ -186,6 +186,8 @@ class Shelf:
         name = Path(target.partition("#")[0]).name
         if target == API:
             return f"../{API}/{HOME}"
+        if target == GAME:
+            return f"../{GAME}/{self.language}.html"
         if name == CONTENTS:
             return HOME
         if name == GLOSSARY:
@@ -460,6 +462,9 @@ def _pages(
         links = "".join(f"- [{_heading(document)}]({document.name})\n" for document in in_english)
         if name == "en" and (folder / API / HOME).is_file():
             links += f"- [The modules of the package, from their docstrings]({API})\n"
+        if (folder / GAME / f"{name}.html").is_file():
+            title = "Le jeu des ordonnancements" if name == "fr" else "The game of schedules"
+            links += f"- [{title}]({GAME})\n"
         contents = f"{_contents(name)}\n## Documentation\n\n{links}" if links else _contents(name)
         yield folder / name / HOME, markdown_page(contents, HOME, titles[0], shelf)
         for document in in_english:

@@ -36,7 +36,8 @@ export function mount(root, words, send) {
   result.append(resultWords, resultDrawing);
   const previous = button("previous", () => open(state.level - 1));
   const next = button("next", () => open(state.level + 1));
-  const run = button("run", () => start());
+  // A page without a machine behind it has no word for running, and says where that is done.
+  const run = words.run ? button("run", () => start()) : element("span", { textContent: words.run_elsewhere });
 
   root.replaceChildren(
     element("nav", {}, element("label", { htmlFor: "levels", textContent: words.level }), levels, previous, next),
@@ -91,7 +92,7 @@ export function mount(root, words, send) {
     goal.classList.toggle("solved", state.solved);
     previous.disabled = state.level === 1;
     next.disabled = state.level === words.levels.length;
-    run.setAttribute("aria-disabled", String(!state.complete));
+    if (words.run) run.setAttribute("aria-disabled", String(!state.complete));
     position.value = state.position;
     history.replaceState(null, "", `#${state.position}`);
     drawing.innerHTML = state.svg; // the engine's own drawing, in which every text is escaped
@@ -157,7 +158,7 @@ export function mount(root, words, send) {
   }
 
   const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-  const KEYS = { u: () => ask({ do: "undo" }), backspace: () => ask({ do: "undo" }), c: coach, r: start };
+  const KEYS = { u: () => ask({ do: "undo" }), backspace: () => ask({ do: "undo" }), c: coach, ...(words.run && { r: start }) };
   root.ownerDocument.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || /TEXTAREA|INPUT|SELECT/.test(event.target.tagName)) return;
     const arrow = ARROWS[event.key];
