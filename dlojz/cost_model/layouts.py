@@ -332,6 +332,8 @@ class LibraryHabits:
         gathers_per_layer: messages that ZeRO-3 gathers a layer's weights in.
         flat_buffers: whether the optimizer's messages pass through flat buffers of the whole stage's weights, which
             ZeRO does not shard.
+        widens_gradients: whether the update makes an fp32 copy of 16-bit gradients for the states that the rank holds,
+            which lives until the next step; of gradients in fp32 there is none.
         fsdp: whether ZeRO-2 and 3 are FSDP's: fp32 shards are the master copy; layers are sent one by one, and
             gradients reduced in the type that they are accumulated in (else in that of the weights, with ZeRO-3);
             embedding and logits are one unit, gathered for the whole step. In a pipeline gradients are reduced when
@@ -365,6 +367,7 @@ class LibraryHabits:
     transformer_engine: int
     gathers_per_layer: int = 1
     flat_buffers: bool = False
+    widens_gradients: bool = False
     fsdp: bool = False
     copies_weights: bool = False
     flattens_gradients: bool = False

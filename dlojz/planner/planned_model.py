@@ -142,7 +142,11 @@ def subject(
         if not isinstance(model, str) or not model.startswith("hf:"):
             raise question_refused("adapters of no folder", model=model if isinstance(model, str) else "--layers …")
         built = RunConfig.of(model=model, sequence_length=sequence_length, **adapters).built_model
-        return replace(_of_catalogue(built, None, sequence_length), catalogue=model, adapters=tuple(adapters.items()))
+        adapted = _of_catalogue(built, None, sequence_length)
+        words = ", ".join(str(value) for value in adapters.values() if value not in ("", "none"))
+        return replace(
+            adapted, name=f"{adapted.name} + LoRA {words}", catalogue=model, adapters=tuple(adapters.items())
+        )
     if isinstance(model, DecoderSize):
         sizes = f"{model.layers} × {model.hidden}"
         return _decoder(say(en=f"decoder {sizes}", fr=f"décodeur {sizes}"), model, sequence_length)

@@ -29,7 +29,7 @@ from dlojz.cost_model.layouts import CONTEXT_EXCHANGES, WORDS, Integers, usual_k
 from dlojz.models.foreign.elsewhere import CHAIN
 from dlojz.planner.planned_model import OFFERS, Offer, Subject, question_sentence
 from dlojz.planner.question import Question
-from dlojz.prediction.shapes import check_stages_share_no_weight, model_shapes
+from dlojz.prediction.shapes import check_parameters, check_stages_share_no_weight, model_shapes
 
 REASONS: Final = (
     "", "same", "engine", "split", "sequence", "stages", "chunks", "batch", "schedule", "memory", "host", "hours",
@@ -417,6 +417,7 @@ def run_refusal(subject: Subject, precision: str, candidate: LayoutFields) -> st
     try:
         config = run_config_of(subject, precision, candidate)
         check(RUN, config)
+        check_parameters(config, model_shapes(config))
     except LabError as error:
         return str(error)
     if not config.built_model.startswith(CHAIN):  # built as it is: no cut into blocks that could fail

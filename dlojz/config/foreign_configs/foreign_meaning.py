@@ -466,7 +466,7 @@ def foreign_run(config: ForeignConfig, **overrides: Any) -> ForeignRun:
     if adapters:
         tokens = {"sequence_length": size["sequence_length"]} if "sequence_length" in size else {}
         size = {"model": f"hf:{_config_file(name).parent}", **tokens, **adapters}
-    assumed += [sentence("true_weights")] if keeps_bf16 else []
+    assumed += [sentence("true_frozen" if adapters else "true_weights")] if keeps_bf16 else []
     fused = settings.get("fused_attention")
     steps = settings.get("steps") or None
     return ForeignRun(
