@@ -322,8 +322,8 @@ def _adapters(config: ForeignConfig, values: dict[str, Any], name: str, assumed:
     """
     if values.get("dora"):
         values["adapter"] = "DoRA"
-    elif values.get("lora_base"):
-        values["adapter"] = "QLoRA" if values.get("adapter") in (None, "LoRA") else values["adapter"]
+    elif values.get("lora_base") and values.get("adapter") in (None, "LoRA"):
+        values["adapter"] = "QLoRA" if values["lora_base"] == "4bit" else "LoRA"
     if values.get("adapter") not in ("LoRA", "QLoRA"):
         return {}
     if not _config_file(name).is_file():
