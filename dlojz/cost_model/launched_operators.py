@@ -265,7 +265,8 @@ def traced_blocks(
     """
     built: Any = build_on_meta(model, image_size, sequence_length, num_classes).eval()
     x = sample_inputs(model, image_size=image_size, sequence_length=sequence_length)
-    blocks, recorder = [], _Forward(built)
+    blocks: list[BlockWork] = []
+    recorder = _Forward(built)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # MATH: attention as separate products, which have shapes
         if not built.is_chain:
             return _nested_work(built, x, logit_bytes if sequence_length is not None else 0.0)

@@ -230,8 +230,8 @@ def run_config_of(subject: Subject, precision: str, candidate: LayoutFields, **o
     layout["schedule"] = candidate.schedule if candidate.pp > 1 else None  # a run takes no schedule without a pipeline
     layout["chunks"] = candidate.chunks if candidate.pp > 1 and candidate.chunks != 1 else None
     sample = {"image_size": subject.image_size} if subject.is_image else {"sequence_length": subject.sequence_length}
-    fields = {"model": subject.catalogue, **sample, **dict(subject.adapters), "precision": precision, "device": "cuda"}
-    return RunConfig.of(**{**fields, **layout, **overrides})
+    fields: dict[str, Any] = {"model": subject.catalogue, **sample, **dict(subject.adapters), "precision": precision}
+    return RunConfig.of(**{**fields, "device": "cuda", **layout, **overrides})
 
 
 def running_engines(subject: Subject, precision: str, names: tuple[str, ...]) -> tuple[str, ...]:
