@@ -307,7 +307,7 @@ def _config_file(name: str) -> Path:
     return folder if folder.name == "config.json" else folder / "config.json"
 
 
-ADAPTERS: Final = ("lora", "lora_targets", "lora_base")
+ADAPTERS: Final[tuple[str, ...]] = ("lora", "lora_targets", "lora_base")
 """Fields of a run with adapters."""
 
 

@@ -222,7 +222,7 @@ def _finding(event: LogEvent, symptoms: Symptoms, evidence: LogEvidence) -> Find
     signature = event.signature
     first_rank, exit_code = evidence.failed_first or (None, "")
     rank = event.rank if event.rank is not None or (signature and signature.role == "wait") else first_rank
-    ranks = () if rank is None else (rank,)
+    ranks: tuple[int, ...] = () if rank is None else (rank,)
     if event.name == "collective-timeout":
         finding = hung_collective(symptoms)
         if finding:
