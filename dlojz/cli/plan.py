@@ -40,6 +40,7 @@ def plan_command(args: Given, answer: Answer) -> int:
         return plan_here_answer(args, answer)
     if args["measure"]:
         raise phrase.refused("measuring needs this machine")
+    from dlojz.config.foreign_configs.foreign_meaning import ADAPTERS
     from dlojz.planner.ask import plan
 
     # Before the search, which takes longer: a wrong word is refused at once.
@@ -52,7 +53,7 @@ def plan_command(args: Given, answer: Answer) -> int:
         batch=args["batch"] or 64,
         **{name: args[name] for name in ("image_size", "sequence_length", "precision", "steps")},
         engines=args["engine"],
-        **{name: args[name] for name in ("overlap", "software") if name in args},
+        **{name: args[name] for name in ("overlap", "software", *ADAPTERS) if name in args},
         shards=args["shards"] or 0,
         hours=hours,
         limit=limit,

@@ -273,7 +273,7 @@ LIBRARY: Final = rules("library", {name: _with_a_library(condition) for name, co
 # --- what no engine runs yet ------------------------------------------------------------------------------------------
 
 RUN_VALUES: Final[dict[str, tuple[object, ...]]] = {
-    "precision": ("fp32", "bf16"),
+    "precision": ("fp32", "bf16", "bf16-true"),
     "optimizer": ("adamw", *(name for name, spec in OPTIMIZERS.items() if spec.runs)),
     "fp32_gradients": (False,),
 }

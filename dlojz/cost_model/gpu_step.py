@@ -5,9 +5,7 @@
               and what a block costs beside its operators
     step      a kernel begins when it is launched, and the one before it is over; the update follows
 
-The operators that the host launches in a micro-batch are read off the model on tensors without memory, with
-recomputation and the casts of autocast, as memory is traced (`dlojz.prediction.model_trace`); an operator that is not
-measured reads and writes its tensors as a sum does. Nothing is fitted to the seconds of a model.
+Nothing is fitted to the seconds of a model.
 """
 
 from __future__ import annotations
@@ -16,202 +14,16 @@ import math
 import statistics
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
-
-import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from typing import Final, NamedTuple
 
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model.calibration import nearest_mean
+from dlojz.cost_model.launched_operators import PASS, Operator, Operators, operators_of, operators_of_level
 from dlojz.cost_model.measuring import Timed
-from dlojz.cost_model.measuring_kernels import APART, LEVEL_LAYERS, tiny_blocks, tiny_step
+from dlojz.cost_model.measuring_kernels import APART, LEVEL_LAYERS
 from dlojz.hardware import Precision
 from dlojz.hardware.links import fit_line
 from dlojz.models.checkpointing import LEVELS, Checkpointing
-from dlojz.models.foreign.elsewhere import contents_hash
-from dlojz.models.foreign.names import is_elsewhere
-from dlojz.models.foreign.sources import changes_its_model
-from dlojz.prediction import trace_store
-from dlojz.prediction.model_trace import TraceKey, key_of, tracer_of
-from dlojz.prediction.shapes import RankPart
-
-LABELS: Final = {
-    "_log_softmax": "loss", "_log_softmax_backward_data": "loss, backward", "_to_copy": "cast",
-    "avg_pool2d": "pool", "avg_pool2d_backward": "pool, backward", "gelu": "gelu", "gelu_backward": "gelu, backward",
-    "native_batch_norm": "batch norm", "native_batch_norm_backward": "batch norm, backward",
-    "native_layer_norm": "layer norm", "native_layer_norm_backward": "layer norm, backward",
-    "sigmoid": "sigmoid", "sigmoid_backward": "sigmoid, backward", "silu": "silu", "silu_backward": "silu, backward",
-    "sum": "sum of rows",
-}  # fmt: skip
-"""Of operators whose size is the shape of their largest tensor."""
-IN_ROWS: Final = ("layer norm", "loss", "sum of rows")
-"""Measured on rows and columns."""
-IN_FOUR: Final = ("batch norm", "pool")
-"""Measured on images, channels and two sides."""
-VIEWS: Final = ("_unsafe_view",)
-"""Without a kernel, besides what torch calls a view."""
-UNSEEN: Final = ("prim::", "aten::empty", "aten::new_empty")
-"""What stands for the memory of fake tensors."""
-PASS: Final = "add"
-PASS_BYTES: Final = 12
-"""Of a sum in fp32, an element: two are read and one is written."""
-
-
-class Operator(NamedTuple):
-    """One call of an operator.
-
-    Attributes:
-        label: under which its kernel is measured; empty for a view, which has none.
-        size: as it is measured.
-    """
-
-    label: str
-    size: tuple[int, ...] = ()
-    precision: Precision = "fp32"
-
-
-class Operators(NamedTuple):
-    """Operators of a micro-batch.
-
-    Attributes:
-        calls: in the order of their launch.
-        tensors: number of elements of each parameter.
-        blocks: of the model.
-    """
-
-    calls: tuple[Operator, ...]
-    tensors: tuple[int, ...]
-    blocks: int
-
-
-VIEW: Final = Operator("")
-
-
-class _Recorder(TorchDispatchMode):
-    """Records every operator that is called while it is entered."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[Operator] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if not func.name().startswith(UNSEEN):
-            self.calls.append(_operator(func, args, kwargs or {}, result))
-        return result
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
-
-
-def _operator(func: Any, args: Any, kwargs: Any, result: Any) -> Operator:
-    """An operator as it is measured."""
-    name = func.name().removeprefix("aten::").partition(".")[0]
-    inputs, results = _tensors((args, kwargs)), _tensors(result)
-    if func.is_view or name in VIEWS or not inputs or not results:
-        return VIEW
-    backward = ", backward" if "backward" in name else ""
-    operand, size = inputs[0], tuple[int, ...]()
-    label = LABELS.get(name, PASS)
-    if name in ("addmm", "mm"):
-        # m, n of the result, k rows of the right factor; `addmm` has the bias before the two factors.
-        label, size = _product(name, *inputs[-2:]), (*results[0].shape, inputs[-1].shape[0])
-    elif "attention" in name:
-        biased = "efficient" in name  # in the trace: what has no bias is flash attention
-        causal = not biased and any(argument is True for argument in (*args, *kwargs.values()))
-        operand = inputs[1] if backward else operand  # backward is given the gradient first, then the queries
-        label, size = f"attention{backward}", (*operand.shape, int(causal), int(biased))
-    elif name.startswith("convolution"):
-        outputs = operand if backward else results[0]
-        # Backward: gradient, input, weight; forward: input, weight.
-        operand, weight = inputs[1:3] if backward else inputs[:2]
-        # weight: (channels out, channels in / groups, kernel, kernel)
-        side, groups = operand.shape[2], max(operand.shape[1] // weight.shape[1], 1)
-        stride = max(side // outputs.shape[2], 1)
-        label, size = name.replace("_", ", "), (*operand.shape[:2], weight.shape[0], side, weight.shape[2])
-        size = (*size, stride, groups)
-    elif name.startswith("embedding"):
-        # Backward: (gradient, indices) → matrix; forward: (matrix, indices) → rows.
-        weight, rows = (results[0], operand) if backward else (operand, results[0])
-        label, size = f"embedding{backward}", (math.prod(rows.shape[:-1]), *weight.shape)
-    elif label == PASS or (label == "cast" and operand.dtype == results[0].dtype):  # a cast to the same type is a copy
-        num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in (*inputs, *results))
-        return Operator(PASS, (max(num_bytes // PASS_BYTES, 1),))  # as long as a sum that moves as many bytes
-    else:
-        size = _size(label, max((*inputs, *results), key=Tensor.numel))
-    return Operator(label, size, "bf16" if operand.element_size() == 2 else "fp32")
-
-
-def _size(label: str, largest: Tensor) -> tuple[int, ...]:
-    """Size of an operator that is measured by its largest tensor."""
-    if label.startswith(IN_FOUR):
-        return (*largest.shape, 1, 1)[:4]
-    columns = largest.shape[-1] if largest.dim() else 1
-    return (largest.numel() // columns, columns) if label.startswith(IN_ROWS) else (largest.numel(),)
-
-
-def _product(name: str, left: Tensor, right: Tensor) -> str:
-    """Which of a linear layer's products it is, by what is transposed in memory."""
-    # The second factor is a transposed weight (n, k) in memory: x @ weight.t().
-    if name == "addmm" or (right.stride(0) == 1 and right.stride(1) != 1):
-        return "linear"
-    # gradient.t() @ x, else gradient @ weight.
-    return "linear, of weight" if left.stride(0) == 1 and left.stride(1) != 1 else "linear, of input"
-
-
-def operators_of(config: RunConfig) -> Operators:
-    """List the operators of a micro-batch of a run on one GPU; kept on disk, as a trace is."""
-    return _kept(key_of(RankPart(config), on_gpu=True))
-
-
-@lru_cache(maxsize=8)
-def _kept(key: TraceKey) -> Operators:
-    # One's own file, or a module given in Python: its name may be another model's elsewhere, so nothing is stored.
-    if changes_its_model(key.model):
-        return _listed(key)
-    name = ("operators", key, contents_hash(key.model) if is_elsewhere(key.model) else "")
-    operators = trace_store.read(name, _from_data)
-    if operators is None:
-        operators = _listed(key)
-        trace_store.write(name, _to_data(operators))
-    return operators
-
-
-def _listed(key: TraceKey) -> Operators:
-    model, traced = tracer_of(key)
-    with _Recorder() as recorder:
-        traced(model)
-    tensors = tuple(parameter.numel() for parameter in model.parameters())
-    return Operators(tuple(recorder.calls), tensors, len(list(model.blocks)))
-
-
-def _to_data(operators: Operators) -> dict[str, Any]:
-    numbers: dict[Operator, int] = {}  # an operator that repeats is stored once, calls by its number
-    calls = [numbers.setdefault(operator, len(numbers)) for operator in operators.calls]
-    return {"calls": calls, "operators": list(numbers), "tensors": operators.tensors, "blocks": operators.blocks}
-
-
-def _from_data(data: dict[str, Any]) -> Operators:
-    distinct_operators = [Operator(str(label), tuple(size), precision) for label, size, precision in data["operators"]]
-    return Operators(
-        tuple(distinct_operators[index] for index in data["calls"]), tuple(data["tensors"]), int(data["blocks"])
-    )
-
-
-@lru_cache(maxsize=32)
-def operators_of_level(layers: int, level: Checkpointing, precision: Precision) -> Operators:
-    """List the operators of the tiny blocks by which the host is measured."""
-    with _Recorder() as recorder, FakeTensorMode():
-        blocks, x = tiny_blocks(layers, torch.device("cpu"))
-        recorder.calls.clear()  # creating the blocks has called operators too
-        tiny_step(blocks, x, level, precision)
-    tensors = tuple(parameter.numel() for block in blocks for parameter in block.parameters())
-    return Operators(tuple(recorder.calls), tensors, len(blocks))
-
 
 FORMS: Final = {"auto": "foreach", "in_backward": APART, "in_forward": APART}
 """Under which an update is measured, where it has another name."""
@@ -230,7 +42,11 @@ class Launching(NamedTuple):
 
 
 class Kernels:
-    """A GPU's kernels and its host, as measured."""
+    """A GPU's kernels and its host, as measured.
+
+    Args:
+        timings: of one rank.
+    """
 
     def __init__(self, timings: Sequence[Timed]) -> None:
         self.kernels: dict[tuple[str, Precision], dict[tuple[int, ...], float]] = {}

@@ -389,6 +389,8 @@ def stage_memory(
     updated = weights / np.where(layouts.zero >= 1, layouts.zero_shards / spread, 1)
     in_place = flat | (layouts.offload != OFFLOAD.index("none")) | (software(layouts, "fused_optimizer") > 0)
     update = np.where(in_place, 0.0, UPDATE_BYTES * updated)
+    widens = (habit(layouts, "widens_gradients") > 0) & (layouts.gradient_bytes < 4) & (layouts.element_bytes < 4)
+    update = update + np.where(widens, 4.0 * updated, 0.0)
     none = np.zeros(len(layouts))
     if size is None:
         activations, live = _image_activations(workload, layouts, counts)

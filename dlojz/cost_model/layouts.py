@@ -67,6 +67,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "dropout": 1, "fused_loss": 0, "checkpointing": "none", "schedule": "1f1b", "offload": "none", "engine": "megatron",
     "attention_kernel": "flash2", "dispatcher": "all_to_all", "checkpointed_every": 1, "tensor_overlap": 1,
     "gather_overlap": 1, "context_exchange": "ring", "torch": -1, "transformer_engine": -1, "fused_optimizer": -1,
+    "true_weights": 0,
 }  # fmt: skip
 
 
@@ -104,6 +105,7 @@ class Layouts:
         context_exchange: place in `CONTEXT_EXCHANGES`, of context parallelism.
         torch, transformer_engine: versions, 100 · major + minor (0: none); −1 is what the engine has today.
         fused_optimizer: 1 where Adam's update is one kernel in place; −1 as the engine has it.
+        true_weights: 1 where weights, gradients and states are in 16 bit, without a master copy.
         precision: of the products, one for all; with fp8 attention, logits and messages stay in bf16.
     """
 
@@ -143,6 +145,7 @@ class Layouts:
     torch: Integers
     transformer_engine: Integers
     fused_optimizer: Integers
+    true_weights: Integers
     precision: Precision = "fp16"
 
     @classmethod
@@ -329,6 +332,8 @@ class LibraryHabits:
         gathers_per_layer: messages that ZeRO-3 gathers a layer's weights in.
         flat_buffers: whether the optimizer's messages pass through flat buffers of the whole stage's weights, which
             ZeRO does not shard.
+        widens_gradients: whether the update makes an fp32 copy of 16-bit gradients for the states that the rank holds,
+            which lives until the next step; of gradients in fp32 there is none.
         fsdp: whether ZeRO-2 and 3 are FSDP's: fp32 shards are the master copy; layers are sent one by one, and
             gradients reduced in the type that they are accumulated in (else in that of the weights, with ZeRO-3);
             embedding and logits are one unit, gathered for the whole step. In a pipeline gradients are reduced when
@@ -362,6 +367,7 @@ class LibraryHabits:
     transformer_engine: int
     gathers_per_layer: int = 1
     flat_buffers: bool = False
+    widens_gradients: bool = False
     fsdp: bool = False
     copies_weights: bool = False
     flattens_gradients: bool = False

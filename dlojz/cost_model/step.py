@@ -63,6 +63,8 @@ MEETINGS: Final = 3
 ADAM_BYTES = 34
 """Per parameter: master copy and two moments read and written in fp32 (24), gradient read (4 at most), weight written
 (2), gradient read once more for the norm (4)."""
+TRUE_ADAM_BYTES = 16
+"""The same where all of them are in 16 bit and there is no master copy: 4 + 8, 2, 2."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,6 +181,7 @@ def gathered_s(
     units: Reals | float = 1.0,
     edge: Reals | float = 0.0,
     ep: Integers | None = None,
+    trained: Reals | float = 1.0,
 ) -> DataMessages:
     """Seconds of data parallelism's messages.
 
@@ -197,6 +200,7 @@ def gathered_s(
         units: layers of the stage.
         edge: share of the weights that are gathered before the first product, and reduced after the last one.
         ep: of experts, the expert-parallel ranks, which these weights are split over already, tp or not.
+        trained: share of the weights that have gradients: FSDP gathers all, ZeRO-1 and 2 of DeepSpeed what is updated.
 
     Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §7; ZeRO-2 under accumulation: DeepSpeed, `stage_1_and_2.py`;
     units, prefetching and hybrid sharding: Zhao et al. 2023, PyTorch FSDP (arXiv 2304.11277), §3.2, §3.3 and §4.2; in a
@@ -208,7 +212,7 @@ def gathered_s(
     # s: of one replica of the states.
     ranks = np.where(layouts.zero > 0, np.maximum(layouts.zero_shards * spread, 1), data)
     replicas = data / ranks
-    gradients, halves = weights * layouts.gradient_bytes, layouts.element_bytes * weights
+    gradients, halves = weights * trained * layouts.gradient_bytes, layouts.element_bytes * weights
     narrow = (habit(layouts, "gathers_fp8") > 0) & (layouts.precision == "fp8")
     gathered = np.where(narrow, weights, halves)  # fp8: 1 byte per weight
     hybrid = bool((replicas > 1).any())
@@ -232,8 +236,9 @@ def gathered_s(
     fsdp = habit(layouts, "fsdp") > 0
     by_unit = np.where(fsdp, pieces, 1.0)
     scatter = of("reduce_scatter", gradients, pieces=by_unit)
-    gather = of("all_gather", gathered, pieces=by_unit)
-    reduced = np.where(fsdp, gradients, halves)  # FSDP reduces what it accumulates, DeepSpeed what its weights have
+    gather = of("all_gather", gathered * np.where(fsdp, 1.0, trained), pieces=by_unit)
+    # FSDP reduces what it accumulates, DeepSpeed what its weights have.
+    reduced = np.where(fsdp, gradients, halves * trained)
     gather_units = of("all_gather", gathered, interfaces, pieces)
     reduce_units = of("reduce_scatter", reduced, interfaces, pieces)
     zero = layouts.zero
@@ -260,7 +265,9 @@ def regathers_each(layouts: Layouts) -> NDArray[np.bool_]:
     return regathers
 
 
-def copied_s(weights: Reals, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Reals:
+def copied_s(
+    weights: Reals, cluster: Cluster, layouts: Layouts, calibration: Calibration, trained: Reals | float = 1.0
+) -> Reals:
     """Seconds in which FSDP copies gathered weights and gradients on the GPU, once for every pass that moves them.
 
     FSDP2 reads and writes what it has gathered, twice where it gathers for the backward too, and reads gradients in 16
@@ -275,9 +282,10 @@ def copied_s(weights: Reals, cluster: Cluster, layouts: Layouts, calibration: Ca
     narrow = (habit(layouts, "gathers_fp8") > 0) & (layouts.precision == "fp8")
     gathers = np.where(regathers, 2, 1) * 2 * np.where(narrow, 1, layouts.element_bytes)
     reduced = layouts.gradient_bytes
-    copies = habit(layouts, "copies_weights") * (gathers + layouts.element_bytes + reduced)
+    copies = habit(layouts, "copies_weights") * (gathers + trained * (layouts.element_bytes + reduced))
     casts = np.where(reduced > layouts.element_bytes, layouts.element_bytes + reduced, 0)
-    copies = copies + habit(layouts, "flattens_gradients") * (2 * layouts.element_bytes + casts + 2 * reduced)
+    flattened = 2 * layouts.element_bytes + casts + 2 * reduced
+    copies = copies + habit(layouts, "flattens_gradients") * trained * flattened
     memory = cluster.gpu.memory_bytes_per_s * calibration.memory_efficiency
     return np.where(layouts.zero > 1, copies * weights / memory, 0.0)
 
@@ -292,9 +300,10 @@ def update_s(weights: Reals, cluster: Cluster, layouts: Layouts, calibration: Ca
     rank_weights = weights / share
     memory = cluster.gpu.memory_bytes_per_s * calibration.memory_efficiency
     # 4 bytes per parameter over the link (gradient down, weight up); a node's ranks share the host's memory.
+    adam_bytes = np.where(layouts.true_weights > 0, TRUE_ADAM_BYTES, ADAM_BYTES)
     host = rank_weights * (4 / HOST_LINK_BYTES_PER_S + ADAM_BYTES * cluster.gpus_per_node / HOST_MEMORY_BYTES_PER_S)
     is_offloaded = layouts.offload != OFFLOAD.index("none")
-    return np.where(is_offloaded, host, rank_weights * ADAM_BYTES / memory) + 4 * weights / memory
+    return np.where(is_offloaded, host, rank_weights * adam_bytes / memory) + 4 * weights / memory
 
 
 def launched_s(layers: float, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Reals:
@@ -338,6 +347,7 @@ def parts_of(
     passes: Passes,
     stages: StageCosts,
     weights: Reals,
+    trained: Reals,
 ) -> Parts:
     """The parts of a step for layouts that share one list of stages.
 
@@ -350,6 +360,7 @@ def parts_of(
         passes: of these layouts.
         stages: theirs.
         weights: on the heaviest stage's rank.
+        trained: share of the weights that have gradients.
     """
     counts = stages.counts
     first, kinds = distinct(layouts, NOT_OF_BOUNDARIES)
@@ -367,7 +378,9 @@ def parts_of(
     # Experts by themselves: over fewer ranks, and split over ep already.
     first, kinds = distinct(replace(layouts, micro_batches=np.minimum(layouts.micro_batches, 2)), NOT_OF_MESSAGES)
     few = layouts[first]
-    messages = gathered_s((weights - experts)[first], cluster, few, calibration, units, edge[first])
+    messages = gathered_s(
+        (weights - experts)[first], cluster, few, calibration, units, edge[first], trained=trained[first]
+    )
     if experts.any():
         expert_messages = gathered_s(experts[first], cluster, few, calibration, units, 0.0, few.ep)
         messages = messages._replace(
@@ -381,8 +394,8 @@ def parts_of(
     launched = launched_s(units, cluster, few, calibration)[kinds]
     # ZeRO shards experts over fewer ranks, as if a rank held those of all ep ranks.
     updated = weights + np.where(layouts.zero > 0, experts * (layouts.ep / layouts.tp - 1), 0.0)
-    update = update_s(updated[first], cluster, few, calibration)[kinds]
-    copied = copied_s(weights[first], cluster, few, calibration)[kinds]
+    update = update_s((updated * trained)[first], cluster, few, calibration)[kinds]
+    copied = copied_s(weights[first], cluster, few, calibration, trained[first])[kinds]
     fetched = fetched_s(weights[first], few)[kinds]
     hides = (layouts.overlap > 0) | (layouts.zero == 3)  # ZeRO-3's messages are beside computation in any case
     overlap = np.where(hides, calibration.overlap, 0.0)
@@ -457,14 +470,23 @@ def by_stages(layouts: Layouts) -> tuple[Layouts, Integers, list[tuple[int, bool
     return layouts[order], order, [(value // 2, bool(value % 2), slice(start, end)) for value, start, end in spans]
 
 
-def weights_of(workload: Workload, layouts: Layouts, stages: StageCosts) -> Reals:
-    """Weights that one rank of each distinct stage (rows) holds; a tied matrix is on both its stages.
+def weights_of(workload: Workload, layouts: Layouts, stages: StageCosts, *, trained: bool = False) -> Reals:
+    """Weights that one rank of each distinct stage (rows) holds, or those that are trained; a tied matrix is on both
+    its stages.
 
     Experts are split over the ep ranks, all else over the tensor-parallel ones.
 
     Source: Narayanan et al. 2021, §2.3: the embedding's copy on the last stage.
     """
-    parameters = np.array([kind.parameters for kind in workload.kinds], float)
+    element = layouts.element_bytes
+    gathered = [kind.gathered(element) for kind in workload.kinds]
+    parameters = np.array(
+        [
+            kind.trained if trained and kind.trained is not None else elements
+            for kind, elements in zip(workload.kinds, gathered, strict=True)
+        ],
+        float,
+    )
     if workload.size is not None and workload.size.tied and stages.order.size > 1:
         parameters[-1] = workload.size.vocabulary * workload.size.hidden  # its copy on the last stage
     experts = np.array([kind.expert_parameters for kind in workload.kinds], float)
@@ -502,7 +524,8 @@ def step_parts(workload: Workload, cluster: Cluster, layouts: Layouts, calibrati
         group_layouts, stages = ordered[span], stages_of(workload, pp, slots)
         group_passes = Passes(*(getattr(passes, field.name)[:, kinds[span]] for field in fields(Passes)))
         weights = weights_of(workload, group_layouts, stages).max(axis=0)  # the heaviest stage's rank
-        group_parts = parts_of(workload, cluster, group_layouts, calibration, group_passes, stages, weights)
+        trained = weights_of(workload, group_layouts, stages, trained=True).max(axis=0) / np.maximum(weights, 1.0)
+        group_parts = parts_of(workload, cluster, group_layouts, calibration, group_passes, stages, weights, trained)
         for name, part in parts.items():
             part[order[span]] = getattr(group_parts, name)  # back to the order that was asked
     return Parts(**parts)

@@ -19,13 +19,14 @@ al. 2022, arXiv 2205.05198, §4.1, figure 2), fused as §4.2 there says; bytes c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from itertools import compress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from dlojz import models
-from dlojz.base.language import refusal, refusing_overflow
+from dlojz.base.language import refusal
 from dlojz.cost_model.calibration import Calibration, Product, measured_reach, shape_efficiency
 from dlojz.cost_model.layouts import LOSSES, element_bytes
 from dlojz.hardware import Device, Precision
@@ -34,7 +35,7 @@ from dlojz.hardware.gpus import ATTENTION_KERNELS, HALF_SPEED_ROWS, HEAD_SIZES, 
 from dlojz.models.sizes import DeepSeekSize, GPTSize, LlamaSize, QwenSize
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from dlojz.cost_model.launched_operators import BlockWork, Traced
 
 CAST_BYTES: Final = 2.0
 """Per element of a factor in fp8: written as it is and transposed; it is read by the operator before it, which casts.
@@ -585,6 +586,8 @@ class Kind:
         expert_parameters: those of its parameters that expert parallelism splits.
         exchange_elements: of the buffer of rows that one sample hands to each all-to-all of its experts.
         top_k: rows of such a buffer that are of one token.
+        trained: those of its parameters that have gradients; None: all.
+        quantized: weights that are kept as codes, and the bytes of these.
     """
 
     name: str
@@ -599,6 +602,13 @@ class Kind:
     expert_parameters: int = 0
     exchange_elements: float = 0.0
     top_k: int = 1
+    trained: int | None = None
+    quantized: tuple[int, int] = (0, 0)
+
+    def gathered(self, element_bytes: int) -> float:
+        """Elements that sharding gathers of one layer; codes count by their bytes, which no cast changes."""
+        weights, code_bytes = self.quantized
+        return self.parameters - weights + code_bytes / element_bytes
 
 
 @dataclass(frozen=True)
@@ -689,37 +699,6 @@ def workload(model: DecoderSize | str, image_size: int | None = None, sequence_l
 
 PASS_BACKWARD: Final = 2.0
 """Bytes of the backward of what is no product, over those of its forward: it reads gradient and input, and writes."""
-_VIEWS: Final = ("view", "t", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze", "reshape")
-
-
-class Traced(NamedTuple):
-    """One operation of one sample's forward.
-
-    Attributes:
-        product: as which it is computed; None for a pass over memory.
-        per_sample: whether the batch multiplies the product's `batch` and not its rows.
-        num_bytes: read and written, in 16 bit; 0 for a product.
-    """
-
-    product: Product | None
-    per_sample: bool
-    num_bytes: float
-
-
-class BlockWork(NamedTuple):
-    """A block of a model, for one sample.
-
-    Attributes:
-        name: of its class.
-        parameters: of it.
-        elements: of what it hands on.
-        traced: its operations in order.
-    """
-
-    name: str
-    parameters: int
-    elements: int
-    traced: tuple[Traced, ...]
 
 
 def _decoder_size(size: GPTSize | LlamaSize | QwenSize | DeepSeekSize, vocabulary: int, tokens: int) -> DecoderSize:
@@ -744,9 +723,11 @@ def _decoder_size(size: GPTSize | LlamaSize | QwenSize | DeepSeekSize, vocabular
 @lru_cache(maxsize=32)
 def _traced_workload(model: str, image_size: int | None, sequence_length: int | None, num_classes: int) -> Workload:
     """The workload of a model whose operators are read off its forward pass: of images, or from elsewhere."""
+    from dlojz.cost_model.launched_operators import traced_blocks  # loads torch
+
     kinds: list[Kind] = []
     previous: BlockWork | None = None
-    for block in traced_blocks(model, image_size, sequence_length, num_classes):
+    for block in traced_blocks(model, image_size, sequence_length, num_classes, LOSS_BYTES["torch"][0]):
         if previous is not None and previous == block:  # equal neighbours share their seconds
             kinds[-1] = replace(kinds[-1], count=kinds[-1].count + 1)
             continue
@@ -754,7 +735,8 @@ def _traced_workload(model: str, image_size: int | None, sequence_length: int | 
         has_attention = any(operation.per_sample for operation in block.traced)
         name = f"{len(kinds)} {block.name}"
         sums = (2, 2) if has_attention else (1, 1)  # reductions per pass: attention's and the MLP's, or one
-        kinds.append(Kind(name, 1, block.parameters, _operators(block), block.elements, sums))
+        kind = Kind(name, 1, block.parameters, _operators(block), block.elements, sums)
+        kinds.append(replace(kind, trained=block.trained, quantized=block.quantized))
     return Workload(f"{model}-{image_size or sequence_length}", tuple(kinds))
 
 
@@ -769,132 +751,15 @@ def _operators(block: BlockWork) -> Callable[[Cut], tuple[LayerOperator, ...]]:
 def _operator(operation: Traced, cut: Cut) -> LayerOperator:
     """Scale an operation to a micro-batch; tensor-parallel ranks split heads, columns and elements."""
     if operation.product is None:
-        moved_bytes = operation.num_bytes * cut.micro_batch / cut.tp  # passes are split like the products around them
-        return LayerOperator("pass", forward_bytes=moved_bytes, backward_bytes=PASS_BACKWARD * moved_bytes)
+        # Passes are split like the products around them.
+        moved_bytes = operation.num_bytes * (1 if operation.of_weights else cut.micro_batch) / cut.tp
+        backward = 1.0 if operation.of_weights else PASS_BACKWARD * any(operation.gradients)
+        return LayerOperator("pass", forward_bytes=moved_bytes, backward_bytes=backward * moved_bytes)
     product = operation.product
     if operation.per_sample:
         batch = math.ceil(product.batch / cut.tp) * cut.micro_batch  # heads are split, samples are not
-        return product_operator("attention", product._replace(batch=batch), core=True)
-    shared = product._replace(m=product.m * cut.micro_batch, n=math.ceil(product.n / cut.tp))
-    return product_operator("product", shared)  # rows × batch, columns ÷ t
-
-
-@lru_cache(maxsize=32)
-@refusing_overflow()
-def traced_blocks(
-    model: str, image_size: int | None, sequence_length: int | None, num_classes: int
-) -> tuple[BlockWork, ...]:
-    """The blocks of a model with the operations of one sample's forward, in order.
-
-    Where the last block calls the others, it has what they do not compute, and the loss of a text.
-    """
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    from dlojz.models.meta import sample_inputs
-    from dlojz.prediction.shapes import build_on_meta
-
-    built: Any = build_on_meta(model, image_size, sequence_length, num_classes).eval()
-    x = sample_inputs(model, image_size=image_size, sequence_length=sequence_length)
-    blocks = []
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # MATH: attention as separate products, which have shapes
-        if not built.is_chain:
-            return _nested_work(built, x, sequence_length is not None)
-        for block in built.blocks:
-            with _recorder() as recorder:
-                x = block(x)
-            parameters = sum(parameter.numel() for parameter in block.parameters())
-            blocks.append(BlockWork(type(block).__name__, parameters, x.numel(), tuple(recorder.traced)))
-    return tuple(blocks)
-
-
-def _nested_work(built: Any, x: Any, text: bool) -> tuple[BlockWork, ...]:
-    """Blocks of which the last calls the others, each once."""
-    parts = built.blocks[:-1]
-    elements, parameter_sets = [0] * len(parts), [set(block.parameters()) for block in built.blocks]
-    parameter_sets[-1] -= set().union(*parameter_sets[:-1])
-    traced: list[list[Traced]] = [[] for _ in built.blocks]
-    with _recorder() as recorder:
-
-        def enter(number: int) -> None:
-            recorder.traced = traced[number]
-
-        def leave(number: int, output: Any) -> None:
-            recorder.traced = traced[-1]  # back in the outer block
-            elements[number] = sum(tensor.numel() for tensor in _flat((output,)) if _is_tensor(tensor))
-
-        hooks: list[Any] = []
-        for number, part in enumerate(parts):
-            hooks.append(part.register_forward_pre_hook(lambda *_, number=number: enter(number)))
-            hooks.append(part.register_forward_hook(lambda *arguments, number=number: leave(number, arguments[-1])))
-        recorder.traced = traced[-1]  # until a block begins, work is the outer one's
-        logits = built(x)
-        for hook in hooks:
-            hook.remove()
-    if text:
-        traced[-1].append(Traced(None, False, LOSS_BYTES["torch"][0] * logits.numel()))  # computed outside of the model
-    names = [type(block).__name__ for block in built.blocks]
-    parameter_counts = [sum(parameter.numel() for parameter in parameters) for parameters in parameter_sets]
-    return tuple(map(BlockWork, names, parameter_counts, [*elements, logits.numel()], map(tuple, traced)))
-
-
-def _recorder() -> Any:
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Recorder(TorchDispatchMode):
-        """Notes every operation on tensors."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.traced: list[Traced] = []
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = func(*args, **(kwargs or {}))
-            traced = traced_operation(func.overloadpacket.__name__, args, result)
-            if traced is not None:
-                self.traced.append(traced)
-            return result
-
-    return Recorder()
-
-
-def traced_operation(name: str, args: Any, result: Any) -> Traced | None:
-    """Translate one operator of PyTorch; None for a view, which does nothing.
-
-    Args:
-        name: of the operator, e.g. `addmm`.
-        args: positional.
-        result: what it gave.
-    """
-    tensors = [leaf for leaf in _flat(args) if _is_tensor(leaf)]
-    if name in ("mm", "addmm"):
-        left, right = tensors[-2:]
-        return Traced(Product(left.shape[0], right.shape[1], left.shape[1]), False, 0.0)
-    if name in ("bmm", "baddbmm"):
-        left, right = tensors[-2:]
-        batch, rows, inner = left.shape
-        return Traced(Product(rows, right.shape[2], inner, batch, attention=True), True, 0.0)
-    if name == "convolution":
-        weight, groups = tensors[1], int(args[8])
-        outputs = result.shape[0] * math.prod(result.shape[2:])  # positions of the output, of all samples
-        inner = math.prod(weight.shape[1:])  # a filter: channels in / groups, kernel²
-        if groups == weight.shape[0]:  # one filter per channel: bound by the bytes, not by the products
-            return Traced(None, False, 2.0 * (tensors[0].numel() + result.numel()))
-        return Traced(Product(outputs, weight.shape[0] // groups, inner, groups), False, 0.0)
-    if name.lstrip("_").startswith(_VIEWS) or name in ("detach", "alias", "unsafe_view", "_unsafe_view"):
-        return None
-    written = [leaf for leaf in _flat((result,)) if _is_tensor(leaf)]
-    read_tensors = written if name == "embedding" else tensors  # of its matrix, only the rows that are looked up
-    return Traced(None, False, 2.0 * sum(tensor.numel() for tensor in (*read_tensors, *written)))
-
-
-def _flat(values: Any) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, tuple | list):
-            yield from _flat(value)
-        else:
-            yield value
-
-
-def _is_tensor(value: Tensor | object) -> bool:
-    return hasattr(value, "numel") and hasattr(value, "shape")
+        operator = product_operator("attention", product._replace(batch=batch), core=True)
+    else:  # rows × batch, columns ÷ t
+        shared = product._replace(m=product.m * cut.micro_batch, n=math.ceil(product.n / cut.tp))
+        operator = product_operator("product", shared)
+    return replace(operator, backward=tuple(compress(operator.backward, operation.gradients)))

@@ -626,7 +626,7 @@ class Plan(Summary):
             "cluster": question.cluster.name,
             "gpus": list(question.gpus),
             "batch": question.batch,
-            "precision": question.precision,
+            "precision": question.run_precision,
             "calibration": question.calibration.name,
             "class_defaults": list(question.class_defaults),
             "layouts": self.found.num_layouts,

@@ -18,7 +18,7 @@ from dlojz.base.contract import check_whole
 from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, say, shortest
 from dlojz.config.fields import LayoutFields
-from dlojz.config.foreign_configs.foreign_meaning import ForeignConfig, ForeignRun, change_lines
+from dlojz.config.foreign_configs.foreign_meaning import ADAPTERS, ForeignConfig, ForeignRun, change_lines
 from dlojz.cost_model import Calibration, workload
 from dlojz.cost_model import calibration as calibration_named
 from dlojz.cost_model.layouts import Integers
@@ -38,10 +38,11 @@ from dlojz.planner.explain import (
     verdict_sentence,
 )
 from dlojz.planner.planned_memory import fits, layout_memories, other_loss_bytes, searched_memories
-from dlojz.planner.planned_model import chosen, subject
+from dlojz.planner.planned_model import Subject, chosen, question_refused, subject
 from dlojz.planner.question import (
     MOST_BATCH,
     OVERLAPS,
+    TRUE,
     Question,
     calibration_of,
     check_gpus,
@@ -49,6 +50,7 @@ from dlojz.planner.question import (
     fuses_attention,
     shard_columns,
     software_columns,
+    true_columns,
     waited_columns,
 )
 from dlojz.planner.search import MOST_SIMULATED, SearchResult, search, simulate_fastest
@@ -116,6 +118,8 @@ def fits_on(question: Question, site: Cluster, gpus: int) -> bool:
     try:
         precision = check_precision(site, question.precision)
     except LabError:
+        if question.keeps_bf16:
+            return False
         precision = check_precision(site, None)
     # A GPU without this precision (V100 has no bf16) is judged with its own default rather than left out.
     site_question = replace(question, cluster=site, gpus=(gpus,), precision=precision)
@@ -203,6 +207,9 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
     image_size: int | None = None,
     sequence_length: int | None = None,
     precision: str | None = None,
+    lora: int | None = None,
+    lora_targets: str = "",
+    lora_base: str = "none",
     engines: str | Sequence[str] | None = None,
     fused_attention: bool | None = None,
     fused_loss: bool = False,
@@ -223,7 +230,9 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
         gpus: how many; several numbers are compared with each other.
         batch: samples of one step, over all replicas.
         image_size, sequence_length: of the samples; by default those of the model.
-        precision: bf16, fp16, fp32 or, of a decoder's products, fp8; by default bf16 where the GPU has it.
+        precision: bf16, fp16, fp32 or, of a decoder's products, fp8; by default bf16 where the GPU has it. `bf16-true`
+            keeps weights, gradients and states in bf16.
+        lora, lora_targets, lora_base: adapters beside the frozen layers of a model of transformers, as a run has them.
         engines: libraries to search; by default those that run the model.
         fused_attention: whether attention is one kernel; by default from A100 on.
         fused_loss: whether the cross-entropy is one kernel, as flash-attn's and Liger's are.
@@ -254,7 +263,10 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
     steps = None if steps is None else check_whole("steps", steps, 2**40)
     _check_hours(steps, hours)
     found_precision = check_precision(site, precision)
-    planned_subject = subject(model, image_size=image_size, sequence_length=sequence_length)
+    adapters = {"lora": lora, "lora_targets": lora_targets, "lora_base": lora_base}
+    adapters = {} if list(adapters.values()) == [None, "", "none"] else adapters
+    planned_subject = subject(model, image_size=image_size, sequence_length=sequence_length, adapters=adapters)
+    keeps_bf16 = precision == TRUE
     names = chosen(
         engines if engines is None or isinstance(engines, str) else tuple(engines),
         catalogue=bool(planned_subject.catalogue),
@@ -263,14 +275,19 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
     )
     if found_precision == "fp8" and planned_subject.size is None:
         raise verdict_refused("fp8 of decoders", planned_subject=planned_subject)
-    if planned_subject.is_elsewhere:
+    if keeps_bf16 and not planned_subject.catalogue:
+        raise question_refused("bf16 alone", model=planned_subject.name)
+    if planned_subject.is_elsewhere or keeps_bf16:
         # Rules of runs: raises if no engine can run it.
-        names = running_engines(planned_subject, found_precision, names)
+        names = running_engines(planned_subject, TRUE if keeps_bf16 else found_precision, names)
+    if shards and (adapters or keeps_bf16):
+        raise question_refused("shards of no run", shards=shards)
     flash = fuses_attention(site) if fused_attention is None else fused_attention
     columns = waited_columns(overlap) | shard_columns(shards, names) | software_columns(software, site.gpu)
+    columns |= true_columns(planned_subject, keeps_bf16)
     question = Question(
         planned_subject, site, _calibration(site, calibration), batch, numbers, found_precision, names, flash,
-        bool(columns.pop("fused_loss", fused_loss)), steps, hours, limit, columns,
+        bool(columns.pop("fused_loss", fused_loss)), steps, hours, limit, columns, keeps_bf16,
     )  # fmt: skip
     if undealt := batch_refusal(question):
         raise LabError(undealt)
@@ -354,7 +371,7 @@ class ForeignPlan:
             "model": self.question.subject.name,
             "parameters": self.question.subject.num_parameters,
             "cluster": self.question.cluster.name,
-            "precision": self.question.precision,
+            "precision": self.question.run_precision,
             "class_defaults": list(self.question.class_defaults),
             "layout": layout_row(self.layout),
             "choice": None if self.choice is None else self.choice.as_dict(),
@@ -398,6 +415,9 @@ def _foreign_question(run: ForeignRun, site: Cluster) -> Question:
     """Ask about a decoder by its sizes, whatever its name: the closed forms know every library's layouts."""
     fields = dict(run.size)
     tokens = fields.pop("sequence_length", None)
+    if adapters := {name: fields.pop(name) for name in ADAPTERS if name in fields}:
+        adapted = subject(fields["model"], sequence_length=tokens, adapters=adapters)
+        return _completed(run, site, adapted, keeps_bf16=run.keeps_bf16)
     if (name := fields.pop("model", None)) is not None:
         size = workload(name, sequence_length=tokens).size
         if size is None:
@@ -409,6 +429,10 @@ def _foreign_question(run: ForeignRun, site: Cluster) -> Question:
     planned_subject = subject(size)
     if name is not None:
         planned_subject = replace(planned_subject, name=name)
+    return _completed(run, site, planned_subject)
+
+
+def _completed(run: ForeignRun, site: Cluster, planned_subject: Subject, *, keeps_bf16: bool = False) -> Question:
     # Products in fp8 where the GPU has them; the planner's own questions have the usual precisions alone.
     has_fp8 = run.precision == "fp8" and "fp8" in site.gpu.peak_flops
     precision = "fp8" if has_fp8 else check_precision(site, None if run.precision == "fp8" else run.precision)
@@ -417,7 +441,7 @@ def _foreign_question(run: ForeignRun, site: Cluster) -> Question:
     return Question(
         planned_subject, site, calibration_of(site), check_whole("batch", batch, MOST_BATCH),
         (check_gpus(site, run.gpus),), precision, (run.layout["engine"],), fused, run.fused_loss, run.steps,
-        columns=run.columns,
+        columns=run.columns, keeps_bf16=keeps_bf16,
     )  # fmt: skip
 
 

@@ -239,8 +239,7 @@ def _chunks(question: Question, layout: LayoutFields) -> str:
 
 def _not_offered(question: Question, layout: LayoutFields) -> str:
     """What of a layout its library does not offer."""
-    subject, precision = question.subject, question.precision
-    if subject.is_elsewhere and (sentence := run_refusal(subject, precision, layout)):
+    if question.is_of_runs and (sentence := run_refusal(question.subject, question.run_precision, layout)):
         return sentence
     offer, columns = OFFERS[layout.engine], columns_of([layout])
     with_pipeline = say(en=" with a pipeline", fr=" avec un pipeline") if layout.pp > 1 else ""

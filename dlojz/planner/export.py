@@ -203,7 +203,7 @@ def run_config(question: Question, layout: LayoutFields, **overrides: Any) -> Ru
         raise question_refused("rings beside", layout=layout)
     if not is_run(question, layout):
         raise question_refused("no run of the lab", subject=subject, layout=layout)
-    return run_config_of(subject, question.precision, layout, **overrides)
+    return run_config_of(subject, question.run_precision, layout, **overrides)
 
 
 def deepspeed_document(question: Question, layout: LayoutFields) -> dict[str, Any]:

@@ -178,7 +178,7 @@ def _groups(space: Space, columns: Mapping[str, Integers], indices: Integers) ->
         of_most = members[int(np.argmax(number[members]))]  # a schedule may need as many micro-batches as stages
         candidate = candidates_from({name: column[of_most : of_most + 1] for name, column in columns.items()})[0]
         # micro_batch=1: a stand-in; the sizes are passed beside it.
-        groups.append((run_config_of(question.subject, question.precision, candidate, micro_batch=1), members))
+        groups.append((run_config_of(question.subject, question.run_precision, candidate, micro_batch=1), members))
     return groups
 
 

@@ -40,6 +40,7 @@ class Subject:
         catalogue: its name in the catalogue of models, or from elsewhere; empty for sizes alone.
         image_size, sequence_length: of its samples; None where the other is meant.
         num_layers: that a pipeline can cut between: decoder layers, or blocks of an image model.
+        adapters: fields of a run that train adapters beside its frozen layers; none of a model that is trained whole.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Subject:
     image_size: int | None
     sequence_length: int | None
     num_layers: int
+    adapters: tuple[tuple[str, Any], ...] = ()
 
     @property
     def size(self) -> DecoderSize | None:
@@ -118,17 +120,33 @@ def published() -> tuple[str, ...]:
     return tuple(name for name, row in _ROWS.items() if row in row_names)
 
 
-def subject(model: str | DecoderSize, *, image_size: int | None = None, sequence_length: int | None = None) -> Subject:
+def subject(
+    model: str | DecoderSize,
+    *,
+    image_size: int | None = None,
+    sequence_length: int | None = None,
+    adapters: Mapping[str, Any] | None = None,
+) -> Subject:
     """The model of a name (of the catalogue, from elsewhere, or published) or of a decoder's sizes.
 
     Args:
         model: e.g. `coatnet_7`, `timm:convnext_base`, `megatron-1t`, or a `DecoderSize`.
         image_size: pixels of a side, of an image model; by default the catalogue's.
         sequence_length: tokens; by default those of the model.
+        adapters: `lora`, `lora_targets` and `lora_base`, of a model of transformers.
 
     Raises:
         LabError: if there is no such model (those there are get listed), or the size does not fit it.
     """
+    if adapters:
+        if not isinstance(model, str) or not model.startswith("hf:"):
+            raise question_refused("adapters of no folder", model=model if isinstance(model, str) else "--layers …")
+        built = RunConfig.of(model=model, sequence_length=sequence_length, **adapters).built_model
+        adapted = _of_catalogue(built, None, sequence_length)
+        words = ", ".join(str(value) for value in adapters.values() if value not in ("", "none"))
+        return replace(
+            adapted, name=f"{adapted.name} + LoRA {words}", catalogue=model, adapters=tuple(adapters.items())
+        )
     if isinstance(model, DecoderSize):
         sizes = f"{model.layers} × {model.hidden}"
         return _decoder(say(en=f"decoder {sizes}", fr=f"décodeur {sizes}"), model, sequence_length)

@@ -21,6 +21,8 @@ from dlojz.hardware.evidence import Version
 from dlojz.hardware.gpus import ATTENTION_KERNELS, CPU
 from dlojz.planner.planned_model import OFFERS, Subject, question_refused
 
+TRUE: Final = "bf16-true"
+"""Precision of runs whose weights are in bf16 themselves; their products are those of bf16."""
 MOST_GPUS: Final = 2**17
 MOST_BATCH: Final = 2**24
 MARGINAL: Final = 0.9
@@ -83,6 +85,11 @@ def shard_columns(shards: object, engines: Sequence[str]) -> dict[str, int]:
     return {"zero_shards": number}
 
 
+def true_columns(planned: Subject, keeps_bf16: bool) -> dict[str, int]:
+    """Name the columns of a training whose weights are in bf16 themselves; adapters keep theirs in fp32."""
+    return {"true_weights": 1, "gradient_bytes": 2} if keeps_bf16 and not planned.adapters else {}
+
+
 _YES_OR_NO: Final = {"yes": 1, "no": 0}
 SAID: Final = (*SOFTWARE, "attention_kernel", "fused_loss")
 """Facts of the software that a question may say; without them it is today's."""
@@ -135,6 +142,7 @@ class Question:
         hours: within which it must end; None without a limit.
         limit: what the limit is, e.g. `qos_gpu_a100-t3`; empty without a name.
         columns: of the cost model's layouts, where a program is run otherwise than its library is by habit: dropout, …
+        keeps_bf16: whether weights, gradients and states are in bf16 themselves, as the frozen weights beside adapters.
     """
 
     subject: Subject
@@ -150,6 +158,17 @@ class Question:
     hours: float | None = None
     limit: str = ""
     columns: Mapping[str, int] = field(default_factory=dict)
+    keeps_bf16: bool = False
+
+    @property
+    def run_precision(self) -> str:
+        """Precision of the runs of its layouts."""
+        return TRUE if self.keeps_bf16 else self.precision
+
+    @property
+    def is_of_runs(self) -> bool:
+        """Whether only layouts that runs of this lab can have are planned, because no closed form has its bytes."""
+        return self.subject.is_elsewhere or self.keeps_bf16
 
     @property
     def step_limit_s(self) -> float:
@@ -199,11 +218,14 @@ def check_gpus(cluster: Cluster, number: object) -> int:
 def check_precision(cluster: Cluster, precision: str | None) -> Precision:
     """Check a precision against the cluster's GPU; by default bf16 where it has it, else fp16, else fp32.
 
+    That of `bf16-true` is the one of its products, bf16.
+
     Raises:
         LabError: if the GPU has it not; the sentence lists those it has.
     """
     has = cluster.gpu.peak_flops
     usual: tuple[Precision, ...] = ("bf16", "fp16", "fp32", "fp8")
+    precision = "bf16" if precision == TRUE else precision
     if precision is None:
         return next(name for name in usual if name in has)
     for name in usual:
@@ -215,6 +237,4 @@ def check_precision(cluster: Cluster, precision: str | None) -> Precision:
             en=f"{cluster.gpu.title} has no {precision} matrix units: use {' or '.join(legal)}.",
             fr=f"{cluster.gpu.title} n’a pas d’unités de calcul {precision} : prenez {' ou '.join(legal)}.",
         )
-    if precision == "bf16-true":
-        raise question_refused("bf16 alone")
-    raise LabError(one_of("precision", precision, legal))
+    raise LabError(one_of("precision", precision, [*legal, *([TRUE] if "bf16" in has else [])]))

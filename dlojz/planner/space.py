@@ -26,10 +26,10 @@ from dlojz.config.run_compatibility import RUN
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import CHECKPOINTING, OFFLOAD, SCHEDULES, Layouts
 from dlojz.cost_model.layouts import CONTEXT_EXCHANGES, WORDS, Integers, usual_kernel
-from dlojz.hardware import Precision
+from dlojz.models.foreign.elsewhere import CHAIN
 from dlojz.planner.planned_model import OFFERS, Offer, Subject, question_sentence
 from dlojz.planner.question import Question
-from dlojz.prediction.shapes import check_stages_share_no_weight, model_shapes
+from dlojz.prediction.shapes import check_parameters, check_stages_share_no_weight, model_shapes
 
 REASONS: Final = (
     "", "same", "engine", "split", "sequence", "stages", "chunks", "batch", "schedule", "memory", "host", "hours",
@@ -216,7 +216,7 @@ def reason_counts(codes: NDArray[np.uint8]) -> dict[str, int]:
     return {name: int(counts[CODE[name]]) for name in REASONS[2:] if counts[CODE[name]]}
 
 
-def run_config_of(subject: Subject, precision: Precision, candidate: LayoutFields, **overrides: Any) -> RunConfig:
+def run_config_of(subject: Subject, precision: str, candidate: LayoutFields, **overrides: Any) -> RunConfig:
     """Convert a layout of a model of the catalogue, or from elsewhere, to a `RunConfig`.
 
     Args:
@@ -230,13 +230,12 @@ def run_config_of(subject: Subject, precision: Precision, candidate: LayoutField
     layout["schedule"] = candidate.schedule if candidate.pp > 1 else None  # a run takes no schedule without a pipeline
     layout["chunks"] = candidate.chunks if candidate.pp > 1 and candidate.chunks != 1 else None
     sample = {"image_size": subject.image_size} if subject.is_image else {"sequence_length": subject.sequence_length}
-    return RunConfig.of(
-        **{"model": subject.catalogue, **sample, "precision": precision, "device": "cuda", **layout, **overrides}
-    )
+    fields: dict[str, Any] = {"model": subject.catalogue, **sample, **dict(subject.adapters), "precision": precision}
+    return RunConfig.of(**{**fields, "device": "cuda", **layout, **overrides})
 
 
-def running_engines(subject: Subject, precision: Precision, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Select the engines that run a model from elsewhere on two ranks, with one ZeRO stage at least.
+def running_engines(subject: Subject, precision: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Select the engines that run a model on two ranks, with one ZeRO stage at least.
 
     Raises:
         LabError: if none does; the sentence is that of the first.
@@ -388,13 +387,13 @@ def space_of(
     for name, mask in _rules(question, degrees, options):
         codes[(codes == 0) & mask] = CODE[name]  # the first reason stays
     space = Space(question, degrees, options, codes)
-    if question.subject.is_elsewhere:
+    if question.is_of_runs:
         _refuse_no_runs(space)
     return space
 
 
 def _refuse_no_runs(space: Space) -> None:
-    """Refuse the layouts of a model from elsewhere that no run can have, by the rules of runs."""
+    """Refuse the layouts that no run of this lab can have, by the rules of runs."""
     # One check per distinct ranks and option, not per micro-batch: each check may trace the model.
     judged = ("dp", "tp", "pp", "cp", "ep")
     ranks = np.stack([space.degrees[name] for name in judged], axis=1)
@@ -405,22 +404,23 @@ def _refuse_no_runs(space: Space) -> None:
             # The first of the group that is not refused yet: it stands for all.
             row = rows[np.flatnonzero(space.codes[rows, column] == 0)[0]]
             candidate = candidates_of(space, row * space.codes.shape[1] + column)[0]
-            if run_refusal(space.question.subject, space.question.precision, candidate):
+            if run_refusal(space.question.subject, space.question.run_precision, candidate):
                 codes = space.codes[rows, column]
                 # The whole group, but reasons found before stay.
                 space.codes[rows, column] = np.where(codes == 0, CODE["engine"], codes)
 
 
-def run_refusal(subject: Subject, precision: Precision, candidate: LayoutFields) -> str:
+def run_refusal(subject: Subject, precision: str, candidate: LayoutFields) -> str:
     """Say why no run of a model can have a layout, or none whose seconds are known; empty where one can."""
     if subject.is_elsewhere and candidate.tp > 1:
         return question_sentence("seconds of tensor parallelism", candidate=candidate)
     try:
         config = run_config_of(subject, precision, candidate)
         check(RUN, config)
+        check_parameters(config, model_shapes(config))
     except LabError as error:
         return str(error)
-    if config.built_model == config.model:  # built as it is: no cut into blocks that could fail
+    if not config.built_model.startswith(CHAIN):  # built as it is: no cut into blocks that could fail
         return ""
     pp = config.layout.pp
     if refused := _chain_refusal(config.model, config.image_size, config.sequence_length, pp, language()):
@@ -463,6 +463,8 @@ def _rules(
     if "torch" in question.engines:
         by_hand = engine == COLUMN_VALUES["engine"].index("by_hand")
         yield "same", by_hand & (ep == 1) & ((tp == 1) | (not subject.is_image))  # what torch runs too
+    if question.keeps_bf16:  # one by one these would be many; `run_refusal` says why
+        yield "engine", (tp * pp * cp * ep > 1) & (zero >= 0)
     yield from (("engine", mask) for _, mask in lacks(question, degrees, options))
     # Once per tp, not once per layout.
     fits = {int(degree): not subject.split_conflict(int(degree)) for degree in np.unique(tp)}

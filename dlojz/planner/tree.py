@@ -169,9 +169,8 @@ def _replicated(question: Question, zero: int, checkpointing: str) -> LayoutFiel
 
 def _recomputes(question: Question) -> bool:
     """Whether the model's activations can be computed again, which a model from elsewhere may not allow."""
-    subject = question.subject
     layout = _replicated(question, 0, "full")
-    return not subject.is_elsewhere or not run_refusal(subject, question.precision, layout)
+    return not question.is_of_runs or not run_refusal(question.subject, question.run_precision, layout)
 
 
 def tree_of(result: SearchResult) -> Tree:

@@ -42,7 +42,7 @@ SOURCES: Final = (
     "by_hand/chunked_loss.py",
     "by_hand/context_parallel.py",
     "by_hand/ring_attention.py",
-    "cost_model/gpu_step.py",
+    "cost_model/launched_operators.py",
     "prediction",
     "train/engines/base.py",
 )

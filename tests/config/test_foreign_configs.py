@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
@@ -83,7 +84,8 @@ def test_foreign_run_of_public_configurations(name: str, tmp_path: Path) -> None
     assert {field: run.layout[field] for field in layout} == layout
     assert run.failures == ()
     adapters = {"axolotl-70b-qlora.yaml": "QLoRA", "axolotl-8b-lora.yml": "LoRA", "llamafactory-8b-lora.yaml": "LoRA"}
-    assert run.undescribed == ((adapters[name],) if name in adapters else ())
+    beside = (f"{adapters[name]} beside",) if name in adapters else ()  # of a name, whose config.json is not here
+    assert tuple(text[: len(start)] for text, start in zip(run.undescribed, beside, strict=True)) == beside
 
 
 def test_foreign_configs_are_at_least_thirty_and_all_programs_are_there() -> None:
@@ -348,3 +350,41 @@ def test_foreign_run_keeps_weights_in_bf16_where_nothing_shards_them(
     run = foreign_run(read_foreign(tmp_path / name), gpus=8)
     assert run.run_fields()["precision"] == precision
     assert any("stay in bf16" in text for text in run.assumed) is (precision == "bf16-true")
+
+
+TINY = Path(__file__).parents[1] / "models" / "tiny_llama"
+ADAPTED = {
+    # Layers that are not said are peft's usual ones; LLaMA-Factory's are all.
+    "axolotl-70b-qlora.yaml": ("", "4bit"),
+    "axolotl-8b-lora.yml": ("", "8bit"),
+    "llamafactory-8b-lora.yaml": ("all-linear", "none"),
+}
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+def test_foreign_run_of_adapters_is_described_beside_a_config_json(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(FILES[name])
+    config = read_foreign(tmp_path / name)
+    run = foreign_run(config, gpus=8, model=f"hf:{TINY}")
+    assert run.undescribed == () and run.size["model"] == f"hf:{TINY}"
+    written = yaml.safe_load(FILES[name])
+    assert run.size["lora"] == written.get("lora_r", written.get("lora_rank", 8))
+    assert (run.size["lora_targets"], run.size["lora_base"]) == ADAPTED[name]
+    assert not any("lora_alpha" in text for text in run.assumed)
+
+
+def test_foreign_run_of_adapters_takes_the_default_rank_and_leaves_dora_alone(tmp_path: Path) -> None:
+    text = (
+        f"model_name_or_path: {TINY}\nuse_peft: true\nper_device_train_batch_size: 2\nbf16: true\nlearning_rate: 1.0\n"
+    )
+    (tmp_path / "sft.yaml").write_text(text)
+    run = foreign_run(read_foreign(tmp_path / "sft.yaml"), gpus=2)
+    assert [run.size[name] for name in ("lora", "lora_targets", "lora_base")] == [16, "", "none"]
+    assert any("rank 16" in text for text in run.assumed) and not run.keeps_bf16  # loaded in fp32
+    (tmp_path / "sft.yaml").write_text(
+        text + "torch_dtype: bfloat16\nlora_target_modules: [q_proj, v_proj]\nlora_r: 4\n"
+    )
+    run = foreign_run(read_foreign(tmp_path / "sft.yaml"), gpus=2)
+    assert run.run_fields()["lora_targets"] == "q_proj,v_proj" and run.run_fields()["precision"] == "bf16-true"
+    (tmp_path / "sft.yaml").write_text(text + "use_dora: true\n")
+    assert foreign_run(read_foreign(tmp_path / "sft.yaml"), gpus=2).undescribed == ("DoRA",)

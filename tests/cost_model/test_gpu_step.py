@@ -7,7 +7,8 @@ import pytest
 
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import gpu_step
-from dlojz.cost_model.gpu_step import VIEW, Kernels, Operator, Operators, operators_of_level
+from dlojz.cost_model.gpu_step import Kernels
+from dlojz.cost_model.launched_operators import VIEW, Operator, Operators, operators_of_level
 from dlojz.cost_model.measuring import Timed
 
 LINEAR = Operator("linear", (64, 64, 64))

@@ -17,8 +17,9 @@ from dlojz.cost_model.layout_memory import (
 )
 from dlojz.cost_model.passes import stages_of
 from dlojz.cost_model.step import weights_of
-from dlojz.hardware import cluster
+from dlojz.hardware import Precision, cluster
 from dlojz.hardware.decoder_size import DecoderSize, flops_per_sequence
+from dlojz.planner.planned_model import OFFERS
 from dlojz.prediction import predict
 from dlojz.prediction.rules_of_thumb import Checkpointing, Offload, Shape, bytes_per_parameter, layer_bytes
 
@@ -290,3 +291,33 @@ def test_gathered_key_bytes_grow_with_the_whole_sequence() -> None:
     counted = gathered_key_bytes(size, layouts) * 32768
     gathered = 8 * 128 * 262144  # keys of a rank, values, and the gradients of both: 2 bytes each
     assert counted.tolist() == [4 * 2048 * 262144 + 28 * 2048 * 32768, gathered, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("precision", "gradient_bytes", "zero", "of_parameter"),
+    [
+        ("fp16", 2, 0, 20),
+        ("bf16", 4, 0, 18),
+        ("bf16", 2, 0, 20),
+        ("fp16", 2, 1, 4 + 16 / 4),
+        ("bf16", 4, 1, 6 + 12 / 4),
+    ],
+)
+def test_megatron_core_takes_as_many_bytes_per_parameter_as_its_documentation_says(
+    precision: Precision, gradient_bytes: int, zero: int, of_parameter: float
+) -> None:
+    """Megatron-LM, "Distributed Optimizer": 20 with fp16 gradients, 18 with fp32 ones; over d = 4: 4 + 16/d, 6 + 12/d.
+
+    A sample of one token keeps next to nothing, so that the update is the fullest moment where it copies gradients.
+    """
+    work = workload(DecoderSize(4, 1024, 8, 1024, 1))
+    layout = Layouts.of(precision, engine="megatron-core", dp=4, zero=zero, gradient_bytes=gradient_bytes, dropout=0)
+    memory = memories(work, layout)
+    taken = memory.weights + memory.gradients + memory.optimizer + memory.live * (gradient_bytes == 2)
+    dummies = dummy_gradient_bytes(work.size, layout, np.array([1.0, 4.0, 1.0]))  # Transformer Engine's, beside them
+    dummies = dummies if gradient_bytes == 2 else 0.0
+    assert taken - dummies == pytest.approx(of_parameter * work.num_parameters, rel=1e-9)
+
+
+def test_megatron_core_of_the_planner_accumulates_in_fp32_in_bf16_alone() -> None:
+    assert [OFFERS["megatron-core"].gradient_bytes(precision) for precision in ("fp16", "bf16", "fp32")] == [2, 4, 4]

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +36,7 @@ from dlojz.hardware import cluster, gpu
 from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.hardware.evidence import table
 from dlojz.hardware.gpus import ATTENTION_KERNELS
+from dlojz.planner.planned_model import subject
 from tests.models import own_models
 
 A100 = gpu("a100-80")
@@ -300,3 +302,31 @@ def test_heads_exchanged_are_four_all_to_alls_each_way_and_one_kernel_of_all_tok
     # As many operations as a ring's ranks have, and no sums of partial results.
     ring = attention_core(size, cut._replace(exchanges_heads=False))
     assert len(ring) == 2 and ring[0].flops == core.flops
+
+
+LLAMA = f"hf:{Path(__file__).parents[1] / 'models' / 'tiny_llama'}"
+
+
+def test_workload_of_adapters_has_one_product_backward_for_a_frozen_factor() -> None:
+    """Seven linear layers, each with two products beside it, and two of attention: 23 forward.
+
+    Backward a frozen one has 1, the others 2: 7 + 28 + 4. In the first layer queries, keys and values read what has no
+    gradient: their frozen products have none, and A has that of its weight alone, 3 + 3 less. The head, frozen too,
+    has one. Rank 4 trains 4 · (in + out): 4 · (2 · 128 + 2 · 96 + 3 · 160). In 4 bits 30,720 weights are half as many
+    bytes, a scale for each 64, and 8 bytes of constants for each of the seven.
+    """
+    adapted = subject(
+        LLAMA, sequence_length=32, adapters={"lora": 4, "lora_targets": "all-linear", "lora_base": "4bit"}
+    )
+    first, middle, head = adapted.workload.kinds
+    counts = [
+        [sum(len(getattr(operator, way)) for operator in kind.operators(Cut(1))) for way in ("forward", "backward")]
+        for kind in (first, middle, head)
+    ]
+    assert counts == [[23, 33], [23, 39], [1, 1]]
+    assert (middle.trained, head.trained) == (3712, 0)
+    assert middle.quantized == (30720, 15360 + 480 + 56)
+    assert middle.gathered(2) == middle.parameters - 30720 + 15896 / 2
+    # What makes weights in 16 bit again takes as long for any batch.
+    moved = [[o.forward_bytes for o in middle.operators(Cut(size)) if not o.forward] for size in (1, 2)]
+    assert sum(once == twice for once, twice in zip(*moved, strict=True)) == 7

@@ -20,7 +20,7 @@ from dlojz.cost_model.passes import (
     passes_of,
     stages_of,
 )
-from dlojz.cost_model.step import HOST_LINK_BYTES_PER_S, DataMessages, gathered_s, step_parts, tied_s
+from dlojz.cost_model.step import HOST_LINK_BYTES_PER_S, DataMessages, gathered_s, step_parts, tied_s, update_s
 from dlojz.hardware import cluster
 from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.hardware.evidence import table
@@ -393,3 +393,32 @@ def test_step_parts_of_many_layouts_are_those_of_each_alone() -> None:
     for part in fields(together.memory):
         each = [float(getattr(one.memory, part.name)[0]) for one in alone]
         assert getattr(together.memory, part.name).tolist() == each
+
+
+def test_gathered_s_sends_gradients_of_trained_weights_alone() -> None:
+    """A hundredth is trained: DDP sums 4e7 bytes, FSDP gathers all, DeepSpeed’s ZeRO-1 sends no more."""
+    trained = np.full(1, 0.01)
+
+    def sent(engine: str, zero: int) -> DataMessages:
+        some = Layouts.of("bf16", dp=8, zero=zero, engine=engine, overlap=1, gradient_bytes=4)
+        return gathered_s(np.full(1, 1e9), SELENE, some, FOUND, trained=trained)
+
+    seconds = {
+        (kind, size): float(collective_s(kind, SELENE, FOUND, size, 8))
+        for kind, size in [("all_reduce", 4e7), ("all_gather", 2e9), ("all_gather", 2e7), ("reduce_scatter", 4e7)]
+    }
+    assert float(sent("composer", 0).last[0, 0]) == pytest.approx(seconds["all_reduce", 4e7])
+    fsdp = sent("composer", 3)
+    assert float(fsdp.forward[0, 0]) == pytest.approx(seconds["all_gather", 2e9])
+    assert float(fsdp.backward[0, 0]) == pytest.approx(seconds["all_gather", 2e9] + seconds["reduce_scatter", 4e7])
+    one = sent("deepspeed", 1)
+    assert float(one.once[0, 0]) == pytest.approx(seconds["all_gather", 2e7])
+    assert float(one.last[0, 0]) == pytest.approx(seconds["reduce_scatter", 4e7])
+
+
+def test_update_s_of_weights_in_bf16_alone_moves_16_of_34_bytes() -> None:
+    """Two moments and the weight read and written in 16 bit, the gradient read twice: 8 + 4 + 4; 4 are the same."""
+    usual, true = (
+        float(update_s(np.full(1, 1e9), SELENE, Layouts.of("bf16", true_weights=flag), FOUND)[0]) for flag in (0, 1)
+    )
+    assert true / usual == pytest.approx((16 + 4) / (34 + 4))

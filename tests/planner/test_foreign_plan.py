@@ -10,9 +10,11 @@ import yaml
 from dlojz.base.language import use_language
 from dlojz.cli.main import DONE, FAILED, main
 from dlojz.config.foreign_configs.foreign_meaning import ForeignConfig, foreign_run, read_foreign
+from dlojz.config.run_config import RunConfig
 from dlojz.hardware import cluster
 from dlojz.hardware.evidence import measurements
 from dlojz.planner.ask import ForeignPlan, plan_foreign
+from dlojz.prediction.forecast import heaviest
 from tests.config.test_foreign_configs import FILES, MEANT
 
 # File → the row of the published tables that it is.
@@ -136,3 +138,19 @@ def test_memory_from_weighs_what_is_traced_and_points_to_plan_else(
     (tmp_path / "hybrid.toml").write_text(hybrid, encoding="utf-8")
     assert main(["memory", "--from", str(tmp_path / "hybrid.toml"), "--gpus", "8"]) != DONE
     assert "dlojz plan --from hybrid.toml" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"), [("axolotl-70b-qlora.yaml", "bf16-true"), ("llamafactory-8b-lora.yaml", "bf16")]
+)
+def test_plan_foreign_of_adapters_has_the_bytes_of_their_run(name: str, precision: str, tmp_path: Path) -> None:
+    """One memory, of `dlojz plan --from` and `dlojz memory --from`: of a model of 1 MB what is beside the context."""
+    (tmp_path / name).write_text(FILES[name].replace("bf16: auto", "bf16: true"), encoding="utf-8")
+    tiny = f"hf:{Path(__file__).parents[1] / 'models' / 'tiny_llama'}"
+    config = read_foreign(tmp_path / name)
+    run = foreign_run(config, gpus=2, model=tiny, sequence_length=32)
+    plan = plan_foreign(config, run, cluster("jean_zay_a100"))
+    assert plan.choice is not None and plan.question.run_precision == run.run_fields()["precision"] == precision
+    told = heaviest(RunConfig.of(**run.run_fields(), device="cuda"), plan.question.cluster.gpu).memory
+    outside = plan.choice.memory["reserve"]
+    assert plan.choice.memory_bytes - outside == pytest.approx((told.needed_bytes or 0) - outside, rel=0.05)

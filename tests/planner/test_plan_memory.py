@@ -69,3 +69,25 @@ def test_is_forecast_only_of_what_the_lab_runs_and_the_rest_keeps_its_forms() ->
     assert told.tolist() == [one.engine == "torch" and one.cp == 1 for one in candidates] and not told.all()
     again = layout_memories(made.found.space, columns)
     assert again.total_bytes.tolist() == pytest.approx(made.found.memory.total_bytes.tolist(), rel=1e-12)
+
+
+LLAMA = f"hf:{Path(own_models.__file__).parent / 'tiny_llama'}"
+TUNED = {
+    "lora": {"model": LLAMA, "sequence_length": 32, "lora": 4},
+    "qlora": {"model": LLAMA, "sequence_length": 32, "lora": 4, "lora_base": "4bit", "precision": "bf16-true"},
+    "true": {"model": "gpt_tiny", "precision": "bf16-true"},
+}
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_adapters_and_true_weights_are_planned_with_the_bytes_of_their_own_runs(name: str) -> None:
+    made = dlojz.plan(**TUNED[name], cluster="jean_zay_a100", gpus=2, batch=4, simulate=0)
+    choices = [made.choice(place) for place in range(made.found.admitted.size)]
+    assert {one.candidate.zero for one in choices} >= {0, 2, 3}
+    for one in choices[::3]:
+        config = one.config()
+        assert all(getattr(config, field) == value for field, value in TUNED[name].items() if field != "model")
+        told = heaviest(config, made.question.cluster.gpu).memory
+        # Of a model of 1 MB the context's 2 GB hide all: what is beside them is compared.
+        outside = one.memory["reserve"]
+        assert one.memory_bytes - outside == pytest.approx((told.needed_bytes or 0) - outside, rel=0.05)

@@ -217,3 +217,33 @@ def test_texts_of_a_rank_are_french_with_their_article() -> None:
     use_language("fr")
     assert signatures()["worker-killed"].texts(1)[0] == "Un worker de chargement du rang 1 est mort."
     assert signatures()["worker-killed"].texts(None)[0] == "Un worker de chargement du travail est mort."
+
+
+def test_diagnose_logs_says_the_step_and_the_tasks_that_slurm_ended_or_that_none_is_named() -> None:
+    whats = {
+        name: finding.what
+        for name in ("task", "tasks", "batch")
+        if (finding := diagnosis_of(LOGS / f"slurm_{name}_oom.log").finding)
+    }
+    assert whats["task"].endswith("for it (rank 3; step 4711.0).")
+    assert whats["tasks"].endswith("for it (ranks 2 and 3; step 99.0).")
+    assert whats["batch"].endswith("for it (which rank is not said; step 4711.batch).")
+    use_language("fr")
+    finding = diagnosis_of(LOGS / "slurm_batch_oom.log").finding
+    assert finding is not None and finding.what.endswith("(le rang n’est pas dit ; étape 4711.batch).")
+
+
+def test_diagnose_logs_of_no_training_says_so_and_where_a_boxed_traceback_stands(tmp_path: Path) -> None:
+    assert "tests/test_model.py:41: AssertionError" in next(diagnosis_of(LOGS / "pytest_failed.log").lines())
+    assert "↳ run.py:31 in <module>: outputs = model(**batch)" in "\n".join(
+        diagnosis_of(LOGS / "accelerate_boxed.log").lines()
+    )
+    (tmp_path / "cron.log").write_text("Mar  1 10:00:01 host CRON[123]: (ops) CMD (run-parts /etc/cron.hourly)\n")
+    assert "Its last lines are no training’s" in "\n".join(diagnosis_of(tmp_path / "cron.log").lines())
+    assert "no training’s" not in "\n".join(diagnosis_of(LOGS / "restarted_exception.log").lines())
+
+
+def test_diagnose_logs_names_the_rank_of_the_lines_and_not_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "rank-0.log").write_text("".join(f"[rank1]: {line}\n" for line in ERROR.splitlines()))
+    finding = diagnosis_of(tmp_path / "rank-0.log").finding
+    assert finding is not None and finding.ranks == (1,)

@@ -248,7 +248,7 @@ def _without_field(program: Program, key: str, value: Any) -> Meaning:
     return "effectless", sentence(reason), {}
 
 
-_TEXTS: Final = ("model", "family", "flavor", "unread", "kind", "preference")
+_TEXTS: Final = ("model", "family", "flavor", "unread", "kind", "preference", "lora_targets")
 """Fields whose value is a text."""
 
 
@@ -284,8 +284,7 @@ def named_sizes(name: str) -> dict[str, Any]:
     Raises:
         LabError: if it is a folder whose config.json cannot be read.
     """
-    folder = Path(name.removeprefix("hf:")).expanduser()
-    config_file = folder if folder.name == "config.json" else folder / "config.json"
+    config_file = _config_file(name)
     if config_file.is_file() and config_file.stat().st_size < MAX_BYTES:
         return _config_json(config_file)
     if name in models.names():
@@ -301,6 +300,43 @@ def named_sizes(name: str) -> dict[str, Any]:
             settings = dict(zip((*SIZES, "head_width"), sizes, strict=False))
             return {**settings, "gated": True, "biased": False, "positions": "none"}
     return {}
+
+
+def _config_file(name: str) -> Path:
+    folder = Path(name.removeprefix("hf:")).expanduser()
+    return folder if folder.name == "config.json" else folder / "config.json"
+
+
+ADAPTERS: Final[tuple[str, ...]] = ("lora", "lora_targets", "lora_base")
+"""Fields of a run with adapters."""
+
+
+def _adapters(config: ForeignConfig, values: dict[str, Any], name: str, assumed: list[str]) -> dict[str, Any]:
+    """Complete the fields of adapters beside a model of transformers; empty where there are none, or none described.
+
+    What is not described stays as `adapter`. LLaMA-Factory, which names its `finetuning_type`, has other defaults than
+    peft and TRL.
+
+    Source: hiyouga/LLaMA-Factory, `hparams/finetuning_args.py`, lora_rank and lora_target; huggingface/trl,
+    `trainer/model_config.py`, lora_r; peft, `utils/constants.py`.
+    """
+    if values.get("dora"):
+        values["adapter"] = "DoRA"
+    elif values.get("lora_base") and values.get("adapter") in (None, "LoRA"):
+        values["adapter"] = "QLoRA" if values["lora_base"] == "4bit" else "LoRA"
+    if values.get("adapter") not in ("LoRA", "QLoRA"):
+        return {}
+    if not _config_file(name).is_file():
+        values["adapter"] = sentence("adapters_of_a_name", adapter=values["adapter"], model=shown_value("model", name))
+        return {}
+    is_factory = "finetuning_type" in {config.program.plain(key) for key, _ in config.document.entries}
+    if not values.get("lora"):
+        values["lora"] = 8 if is_factory else 16
+        assumed.append(sentence("adapter_rank", rank=values["lora"]))
+    base = values.get("lora_base") or ("4bit" if values.pop("adapter") == "QLoRA" else "none")
+    values["adapter"] = ""
+    targets = ",".join(re.findall(r"[\w.-]+", str(values.get("lora_targets") or ("all-linear" if is_factory else ""))))
+    return dict(zip(ADAPTERS, (values["lora"], "all-linear" if targets == "all" else targets, base), strict=True))
 
 
 def _config_json(path: Path) -> dict[str, Any]:
@@ -398,9 +434,11 @@ def foreign_run(config: ForeignConfig, **overrides: Any) -> ForeignRun:
     values = {**config.fields, **overrides}
     assumed = [text for name, text in config.unheeded if name not in DECISIVE]
     lacking = [key for key, _, _, meaning in config.meanings if meaning == sentence(UNMODELLED)]
+    size = _size(config, values, overrides, assumed)
+    name = str(overrides.get("model") or values.get("model") or "")
+    adapters = _adapters(config, values, name, assumed)
     if lacking and not values.get("adapter"):
         assumed.append(sentence("left_out", keys=visible(", ".join(lacking))))
-    size = _size(config, values, overrides, assumed)
     _pipeline(values)
     gpus = _gpus(config, values, overrides, assumed)
     settings = {**values, **size, "gpus": gpus, "two": 2}
@@ -422,9 +460,13 @@ def foreign_run(config: ForeignConfig, **overrides: Any) -> ForeignRun:
         undescribed.append(sentence("cut_experts", tp=layout["tp"]))
     undescribed += [text for name, text in config.unheeded if name in DECISIVE and name not in overrides]
     precision = "fp8" if settings.get("fp8") else str(settings.get("precision", "fp32"))
-    plain = (layout["engine"], settings.get("zero") or 0, degrees) == ("torch", 0, 1)
-    keeps_bf16 = plain and precision == settings.get("weights") == "bf16" and not undescribed
-    assumed += [sentence("true_weights")] if keeps_bf16 else []
+    # FSDP casts what is trained to fp32; the frozen weights beside adapters stay as they were loaded.
+    plain = layout["engine"] == "torch" and degrees == 1 and (adapters or not settings.get("zero"))
+    keeps_bf16 = bool(plain) and precision == settings.get("weights") == "bf16" and not undescribed
+    if adapters:
+        tokens = {"sequence_length": size["sequence_length"]} if "sequence_length" in size else {}
+        size = {"model": f"hf:{_config_file(name).parent}", **tokens, **adapters}
+    assumed += [sentence("true_frozen" if adapters else "true_weights")] if keeps_bf16 else []
     fused = settings.get("fused_attention")
     steps = settings.get("steps") or None
     return ForeignRun(

@@ -6,6 +6,7 @@ and that before what a launcher reports; among equals the first counts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,6 +24,12 @@ _WEAK = 3.5
 # that no entry of the registry knows.
 _STOPS = ("time-limit", "node", "interrupted")
 _LATER_FOLLOW = (*_STOPS, "collective-timeout", "nan")
+# Of srun: the tasks whose memory ran out, and of slurmstepd: the step, `4711.0` or `4711.batch`.
+_TASKS = re.compile(r"\btasks? (\d[\d,-]*): Out Of Memory")
+_STEP = re.compile(r"\bStepId=(\d+(?:[.+]\w+)*)")
+_OF_TRAINING = re.compile(
+    r"(?i)\b(?:steps?|iter\w*|epochs?|loss|ranks?|train\w*|torch\w*|nccl|cuda|gpus?|deepspeed|époque)\b|it/s"
+)
 _SHOWN_CHARACTERS, _SHOWN_EVENTS, _SHOWN_TAILS = 200, 8, 8
 
 
@@ -90,6 +97,13 @@ class LogDiagnosis:
         title = f"{self.job}{colon()}" if self.job else ""
         if self.finding is None and self.evidence.tails:
             yield title + say(en="Nothing in it says that it failed.", fr="Rien n’y signale un échec.")
+            lines = [line for tail in self.evidence.tails.values() for line in tail]
+            if not self.evidence.ranks and not any(map(_OF_TRAINING.search, lines)):
+                yield say(
+                    en="Its last lines are no training’s, and only failures of trainings are known here.",
+                    fr="Ses dernières lignes ne sont pas d’un entraînement, et seuls les échecs d’entraînements sont "
+                    "connus ici.",
+                )
         elif self.finding is None:
             yield title + say(en="It is empty.", fr="Il est vide.")
         if self.finding is None:
@@ -208,7 +222,7 @@ def _finding(event: LogEvent, symptoms: Symptoms, evidence: LogEvidence) -> Find
     signature = event.signature
     first_rank, exit_code = evidence.failed_first or (None, "")
     rank = event.rank if event.rank is not None or (signature and signature.role == "wait") else first_rank
-    ranks = () if rank is None else (rank,)
+    ranks: tuple[int, ...] = () if rank is None else (rank,)
     if event.name == "collective-timeout":
         finding = hung_collective(symptoms)
         if finding:
@@ -227,9 +241,26 @@ def _finding(event: LogEvent, symptoms: Symptoms, evidence: LogEvidence) -> Find
         if losers and 0 < len(silent) <= _SHOWN_EVENTS:
             return registered_finding("ended-earlier", silent, ranks=_owners(silent))
     sentence, advice = signature.texts(rank, event.match)
+    if signature.name == "host-memory":
+        ranks, words = _tasks_without_memory(evidence, ranks)
+        sentence = f"{sentence[:-1]} ({words})."
     if event.name == "cuda-memory" and (account := memory_account(event.text, event.phase)):
         sentence = f"{sentence[:-1]} ({account})."
     return Finding(signature.kind, sentence, advice, ranks)
+
+
+def _tasks_without_memory(evidence: LogEvidence, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], str]:
+    """Find the ranks whose memory SLURM says ran out, and words for them and the step; tasks of torchrun are nodes."""
+    events = [event for event in evidence.events if event.name == "host-memory"]
+    spans = [match[1] for event in events if event.rank is not None for match in _TASKS.finditer(event.text)]
+    tasks: set[int] = set()
+    for span in ",".join(spans).split(",") if spans else ():
+        first, _, last = span.partition("-")
+        tasks |= set(range(int(first), min(int(last or first), int(first) + 2**16) + 1))
+    ranks = tuple(sorted(tasks)) or ranks
+    words = _owners(ranks) if ranks else say(en="which rank is not said", fr="le rang n’est pas dit")
+    step = next((match[1] for event in events if (match := _STEP.search(event.text))), "")
+    return ranks, words + (say(en=f"; step {step}", fr=f" ; étape {step}") if step else "")
 
 
 def _reports(event: LogEvent) -> bool:

@@ -32,6 +32,9 @@ _LINE_CHARACTERS, _DUMP_BYTES = 64 * 1024, 64 * 1024**2
 _COLOURS = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07)")
 _EXCEPTION_NAME = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?::|$)")
 _FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<name>.+)')
+# As rich draws it, for accelerate, Lightning and typer: `│ /home/u/train.py:31 in main │`, `│ ❱ 31   loss = … │`.
+_BOXED_FRAME = re.compile(r"^│\s*(?P<path>\S+):(?P<line>\d+) in (?P<name>\S+)")
+_BOXED_CODE = re.compile(r"^│ ❱\s*\d+\s+(?:│\s)?(?P<code>.*?)\s*│?$")
 _LIBRARIES = re.compile(r"site-packages|dist-packages|lib/python\d|^<|bin/(?:torchrun|accelerate|deepspeed)")
 _STAMP = re.compile(
     r"(?P<date>\d{4}-\d\d-\d\d)[ T_](?P<time>\d\d:\d\d:\d\d)|\b[IWEF](?P<month_day>\d{3,4}) (?P<clock>\d\d:\d\d:\d\d)"
@@ -41,7 +44,7 @@ _LOCAL_RANK = re.compile(r"local_rank: (\d+)(?: \(pid: (\d+)\))?")
 _PID = re.compile(r"\(pid: (\d+)\)")
 # A launcher that starts ranks of its own: srun's tasks are then nodes and not ranks.
 _AGENT = re.compile(r"torch[./]distributed[./](?:run|elastic|launcher)\b")
-_SRUN_TASK = re.compile(r"\btask \d+: ")
+_SRUN_TASK = re.compile(r"\btasks? \d[\d,-]*: ")
 # What went wrong before the one counts no longer after the other.
 _RESTARTS = re.compile(r"will restart worker group")
 _SUCCEEDED = re.compile(r"WorkerState\.SUCCEEDED|worker group successfully finished")
@@ -235,7 +238,12 @@ class LogReader:
     def _in_traceback(self, rank: int | None, stream: _Stream, raw: str, line: str) -> bool:
         """Take a line of a traceback; whether it is one."""
         frames = deque() if stream.frames is None else stream.frames
-        if line[0].isspace() or line.startswith(("|", "+")):
+        if line[0] in "│╭╰":
+            if boxed := _BOXED_FRAME.match(line):
+                frames.append(f'  File "{boxed["path"]}", line {boxed["line"]}, in {boxed["name"]}'[:500])
+            elif boxed := _BOXED_CODE.match(line):
+                frames.append(f"    {boxed['code']}"[:500])
+        elif line[0].isspace() or line.startswith(("|", "+")):
             frames.append(line[:500])
         elif (_EXCEPTION_NAME if stream.cut else EXCEPTION).match(line):
             stream.pending, stream.begin, stream.time = [line[:_LINE_CHARACTERS]], self._number, self._time
@@ -281,6 +289,8 @@ class LogReader:
             stream.ignored = True
         self._has_agent = self._has_agent or _AGENT.search(line) is not None
         if _RESTARTS.search(line):
+            for owner, ended in self._streams.items():  # their last exceptions are not events yet
+                self._close(owner, ended)
             self._before_restart = [event for event in self.evidence.events if event.file == self._file]
         elif _SUCCEEDED.search(line):
             for event in self._before_restart:
