@@ -162,7 +162,8 @@ def product_s(
     start = calibration.product_start * (peak / gpu.peak_flops["bf16"] if precision == "fp8" else 1.0)
     efficiency = reach * shape_efficiency(product, gpu, calibration, start)
     memory = gpu.memory_bytes_per_s * calibration.memory_efficiency
-    cast = cast_bytes * (product.m + product.n) * product.k if precision == "fp8" and not product.attention else 0.0
+    factors = product.batch * (product.m + product.n) * product.k  # elements of both
+    cast = cast_bytes * factors if precision == "fp8" and not product.attention else 0.0
     moved_bytes = product.moved_bytes * element_bytes(precision) / 2
     return max(product.flops / (peak * efficiency), moved_bytes / memory) + cast / memory
 
