@@ -467,10 +467,9 @@ def loss_bytes(size: DecoderSize, layouts: Layouts, split: Reals) -> Reals:
 def zero3_live_bytes(size: DecoderSize, layouts: Layouts, layer: Reals) -> Reals:
     """Bytes of gathered weights and whole gradients in the backward of a layer with ZeRO-3 that is not FSDP's.
 
-    Where a layer is one message: its weights, those of the next, and its gradient. DeepSpeed gathers matrix by matrix: a
-    matrix is used in the recomputation and again in the backward, with all that follow it in between, twice, so that it
-    stays gathered from half of `ZERO3_REUSE_ELEMENTS` before the last matrix of the layer on. A gradient is reduced as
-    soon as it is there.
+    Where a layer is one message: its weights, those of the next, and its gradient. DeepSpeed gathers matrix by matrix.
+    Between the recomputation and the backward of a matrix all that follow it in the layer are used twice, so that it
+    stays gathered if these are half of `ZERO3_REUSE_ELEMENTS` at most. Its gradient is reduced as soon as it is there.
 
     Args:
         layer: elements of one layer on one rank.
