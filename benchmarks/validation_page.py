@@ -137,7 +137,7 @@ def _reason(name: str) -> str:
             )
         case "refused":
             return (
-                "ZeRO-3 rows of V100 and SC21 do not print what was kept elsewhere beside the states: of some, the "
+                "ZeRO-3 rows of V100 do not print what was kept elsewhere beside the states: of some, the "
                 "layer inputs alone exceed the GPU."
             )
         case "fms-a100, left out" | "fms-h100, left out":

@@ -67,6 +67,14 @@ BUCKET_ELEMENTS: Final = 500_000_000
 
 Source: DeepSpeed, `buffered_allreduce_fallback` of the engine, default 5e8 elements.
 """
+ZERO3_REUSE_ELEMENTS: Final = 1_000_000_000
+"""DeepSpeed's ZeRO-3 gathers matrix by matrix, and releases one unless it is used again within so many elements."""
+ZERO3_AHEAD_ELEMENTS: Final = 50_000_000
+"""That DeepSpeed's ZeRO-3 gathers ahead of their use.
+
+Source: DeepSpeed, `runtime/zero/config.py`, `max_reuse_distance` and `prefetch_bucket_size` (defaults), and
+`partitioned_param_coordinator.py`, `__params_to_release`.
+"""
 LIVE_BYTES: Final = 50
 """Per token and unit of width, with full recomputation: one layer's tensors with their gradients, boundary tensors, and
 what the allocator keeps besides in pieces that do not fit. Fitted on the same half; those readings depend neither on
@@ -415,9 +423,7 @@ def stage_memory(
     is_fsdp = (habit(layouts, "fsdp") > 0) & (layouts.zero >= 2)
     # On one rank: experts over ep, all else over tp.
     layer = (size.layer_parameters - size.expert_parameters) / layouts.tp + size.expert_parameters / layouts.ep
-    # ZeRO-3 gathers the weights of this layer and the next, and holds this one's whole gradient.
-    zero3_bytes = 3.0 * layouts.element_bytes * (layouts.zero == 3)
-    live = live + layer * np.where(is_fsdp, _unit_bytes(layouts), zero3_bytes)
+    live = live + np.where(is_fsdp, layer * _unit_bytes(layouts), zero3_live_bytes(size, layouts, layer))
     ends = counts[0] * size.embedding_parameters
     # Untied, or the tied copy of the last stage.
     ends = ends + counts[2] * size.vocabulary * size.hidden * (not size.tied or counts[0] == 0)
@@ -458,6 +464,23 @@ def loss_bytes(size: DecoderSize, layouts: Layouts, split: Reals) -> Reals:
     of_logit -= IN_PLACE_LOGIT_BYTES * (kinds == LOSSES.index("megatron")) * habit(layouts, "in_place_loss")
     # Both inputs in 16 bit.
     return of_logit * size.vocabulary / layouts.tp + 2 * size.hidden * (1 / split + 1 / _gathered_split(layouts))
+
+
+def zero3_live_bytes(size: DecoderSize, layouts: Layouts, layer: Reals) -> Reals:
+    """Bytes of gathered weights and whole gradients in the backward of a layer with ZeRO-3 that is not FSDP's.
+
+    Where a layer is one message: its weights, those of the next, and its gradient. DeepSpeed gathers matrix by matrix.
+    Between the recomputation and the backward of a matrix all that follow it in the layer are used twice, so that it
+    stays gathered if these are half of `ZERO3_REUSE_ELEMENTS` at most. Its gradient is reduced as soon as it is there.
+
+    Args:
+        layer: elements of one layer on one rank.
+    """
+    largest = size.hidden * max(size.queries + 2 * size.kv_heads * size.head_size, (1 + size.gated) * size.mlp_width)
+    matrix = np.minimum(largest / layouts.tp, layer)
+    gathered = np.minimum(layer, matrix + ZERO3_REUSE_ELEMENTS / 2) + ZERO3_AHEAD_ELEMENTS
+    elements = np.where(habit(layouts, "gathers_per_layer") > 1, gathered + matrix, 3.0 * layer)
+    return layouts.element_bytes * elements * (layouts.zero == 3)
 
 
 def _unit_bytes(layouts: Layouts) -> Reals:

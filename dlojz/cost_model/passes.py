@@ -12,6 +12,7 @@ nodes of a group, n = L·G.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -32,7 +33,7 @@ from dlojz.cost_model.layouts import (
     losses,
     stops_early,
 )
-from dlojz.cost_model.workload import Cut, Kind, Workload, busy_s, launching_s, operators_s
+from dlojz.cost_model.workload import Cut, Kind, Workload, launching_s, operator_times, operators_s, summed_s
 from dlojz.hardware import Cluster, Collective, Link, Precision, bus_factor
 from dlojz.hardware.evidence import DISPATCHERS
 from dlojz.pipeline.partition import exact
@@ -354,50 +355,76 @@ def kind_times(
     attention; PyTorch, `torch/utils/checkpoint.py`, `set_checkpoint_early_stop`.
     """
     operators = kind.operators(cut)
-    arguments: dict[str, Any] = {"gpu": cluster.gpu, "calibration": calibration, "precision": precision}
-    arguments |= {"blocking": cut.blocking, "cast_bytes": cut.cast_bytes}
-    forward, backward = busy_s(operators, **arguments)
-    # Blocking: the waits are in `busy_s` already.
+    times = operator_times(operators, cluster.gpu, calibration, precision, cut.cast_bytes)
+    # Blocking: the host's waits are in each kernel.
+    forward, backward = summed_s(times, cluster.gpu.kernel_s + (calibration.serial_s if cut.blocking else 0.0))
     launching = 0.0 if cut.blocking else launching_s(operators, calibration)
     # Backward launches twice as many kernels.
     idle, idle_backward = max(launching - forward, 0.0), max(2 * launching - backward, 0.0)
-    recomputed_operators = [
-        operator
-        for operator in operators
+
+    def part_s(numbers: Sequence[int]) -> tuple[float, float]:
+        chosen, chosen_times = [operators[number] for number in numbers], [times[number] for number in numbers]
+        return operators_s(chosen, cluster.gpu, calibration, precision, blocking=cut.blocking, times=chosen_times)
+
+    recomputed = [
+        number
+        for number, operator in enumerate(operators)
         if (operator.core if decoder else not operator.forward and not operator.fused)
     ]
     last_product = max((index for index, operator in enumerate(operators) if operator.forward), default=len(operators))
-    tail = operators_s(operators[last_product:], **arguments)[0]  # the last product and what follows
+    tail = part_s(range(last_product, len(operators)))[0]  # the last product and what follows
     computing = forward + idle, backward + idle_backward
-    return KindTimes(*computing, *operators_s(recomputed_operators, **arguments), tail, idle, idle_backward)
+    return KindTimes(*computing, *part_s(recomputed), tail, idle, idle_backward)
 
 
 def message_times(
-    kind: Kind, cut: Cut, cluster: Cluster, calibration: Calibration, precision: Precision = "fp16"
+    kind: Kind,
+    cut: Cut,
+    cluster: Cluster,
+    calibration: Calibration,
+    precision: Precision = "fp16",
+    known: dict[tuple[float, ...], float] | None = None,
 ) -> tuple[float, float]:
     """Seconds of the messages of tensor parallelism of one layer, forward and backward, none of them hidden.
 
     `sums` all-reduces of the boundary tensor, with sequence parallelism as a reduce-scatter and an all-gather each;
     torchtitan gathers in fp8 where the products are, and reads and writes each message once more (`LibraryHabits`).
 
+    Args:
+        known: seconds of such a sum, by all that they depend on; new ones are added.
+
     Source: Shoeybi et al. 2019 (arXiv 1909.08053), §3; Korthikanti et al. 2022, §4.2.2; torchao,
     `float8_tensor_parallel.py`.
     """
+    if cut.tp == 1:
+        return 0.0, 0.0
+    known = {} if known is None else known
     size = element_bytes(precision)
     message = size * kind.elements * cut.micro_batch / cut.cp  # bytes of a boundary tensor on one rank
-    reduction_s = 0.0
-    if cut.tp > 1:
-        parts: tuple[Collective, ...] = ("all_reduce",)
-        if cut.sequence_parallel:
-            parts = ("reduce_scatter", "all_gather")
+    key = message, cut.tp, cut.sequence_parallel, cut.gathers_fp8, cut.copies_messages
+    if key not in known:
+        parts: tuple[Collective, ...] = ("reduce_scatter", "all_gather") if cut.sequence_parallel else ("all_reduce",)
         memory = cluster.gpu.memory_bytes_per_s * calibration.memory_efficiency
+        reduction_s = 0.0
         for part in parts:
             narrow = part == "all_gather" and cut.gathers_fp8 and precision == "fp8"
             sent_bytes = message / size if narrow else message  # fp8: 1 byte per element
             reduction_s += float(collective_s(part, cluster, calibration, sent_bytes, cut.tp))
             if cut.copies_messages and cut.sequence_parallel:
                 reduction_s += 2 * sent_bytes / memory  # read and written once more
-    return kind.sums[0] * reduction_s, kind.sums[1] * reduction_s
+        known[key] = reduction_s
+    return kind.sums[0] * known[key], kind.sums[1] * known[key]
+
+
+ONCE_PER_NODE_S: Final = (0.14e-3, 0.42e-3)
+"""Of each all-to-all that sends a token once to a node, beside its kernel: within a node, and between nodes; who sends
+what is found and gathered first, and waited for.
+
+Source: deepseek-ai/DeepEP, Hybrid-EP_Implementation.md, 4,096 tokens of 7,168 in 16 bit, top 8, 16 multiprocessors:
+between the rates called Torch API and kernel only, the mean of dispatch and combine. Eight B200: 308 MB at 536 and 735,
+531 and 674 GB/s; 16 H100: 117 MB at 54.5 and 71.7, 53.4 and 63.0 GB/s. Such a rate counts a token once for each rank
+of a node, or each node, that it reaches, its own included: 71.7 GB/s are more than the network carries.
+"""
 
 
 def exchange_times(
@@ -416,15 +443,17 @@ def exchange_times(
     Args:
         computing_s: seconds of the layer's computation, forward and backward.
 
-    Source: Lepikhin et al. 2020 (arXiv 2006.16668), for dispatch and combine.
+    Source: Lepikhin et al. 2020 (arXiv 2006.16668), for dispatch and combine; `ONCE_PER_NODE_S`.
     """
     if cut.ep == 1 or not kind.exchange_elements:
         return 0.0, 0.0
     rows_bytes = element_bytes(precision) * kind.exchange_elements * cut.micro_batch / cut.cp / cut.tp
     dispatcher = DISPATCHERS[cut.dispatcher]
-    copies = kind.top_k if dispatcher == "once_per_node" else 1
+    copies, start_s = 1, 0.0
+    if dispatcher == "once_per_node":
+        copies, start_s = kind.top_k, ONCE_PER_NODE_S[int(members(cluster, cut.ep, 1)[1] > 1)]
     # Neighbours: tensor-parallel ranks hand over their own tokens.
-    exchanged_s = 2 * float(all_to_all_s(cluster, calibration, rows_bytes, cut.ep, 1, copies))
+    exchanged_s = 2 * (start_s + float(all_to_all_s(cluster, calibration, rows_bytes, cut.ep, 1, copies)))
     if dispatcher != "overlapped":
         return exchanged_s, exchanged_s
     channels_s = float(channel_share(cluster, cut.ep)) * exchanged_s
@@ -531,13 +560,14 @@ def passes_of(workload: Workload, cluster: Cluster, layouts: Layouts, calibratio
     precision, decoder = layouts.precision, workload.size is not None
     kinds = workload.kinds
     table = np.zeros((13, len(kinds), len(cuts)))  # (times, kinds, cuts)
+    known: dict[tuple[float, ...], float] = {}
     for column, cut in enumerate(cuts):
         for row, kind in enumerate(kinds):
             layer_times = kind_times(kind, cut, cluster, calibration, precision, decoder)
             around = ring_times(
                 kind, cut, cluster, calibration, precision, (layer_times.core, layer_times.core_backward)
             )
-            summed = message_times(kind, cut, cluster, calibration, precision)
+            summed = message_times(kind, cut, cluster, calibration, precision, known)
             exchanged = exchange_times(kind, cut, cluster, calibration, precision, layer_times[:2])
             table[:, row, column] = *layer_times, *summed, *around, *exchanged
     # Each (kinds, layouts): looked up by the layout's cut.

@@ -163,7 +163,8 @@ def product_s(
     start = calibration.product_start * (peak / gpu.peak_flops["bf16"] if precision == "fp8" else 1.0)
     efficiency = reach * shape_efficiency(product, gpu, calibration, start)
     memory = gpu.memory_bytes_per_s * calibration.memory_efficiency
-    cast = cast_bytes * (product.m + product.n) * product.k if precision == "fp8" and not product.attention else 0.0
+    factors = product.batch * (product.m + product.n) * product.k  # elements of both
+    cast = cast_bytes * factors if precision == "fp8" and not product.attention else 0.0
     moved_bytes = product.moved_bytes * element_bytes(precision) / 2
     return max(product.flops / (peak * efficiency), moved_bytes / memory) + cast / memory
 
@@ -176,13 +177,17 @@ def operators_s(
     *,
     blocking: bool = False,
     cast_bytes: float = CAST_BYTES,
+    times: Sequence[OperatorTimes] | None = None,
 ) -> tuple[float, float]:
     """Seconds of operators, forward and backward, each at least as long as the host takes to launch its kernels.
 
     Args:
         blocking: whether the host waits for each kernel before it launches the next (`CUDA_LAUNCH_BLOCKING=1`).
+        times: of the operators, where they are known.
     """
-    forward, backward = busy_s(operators, gpu, calibration, precision, blocking=blocking, cast_bytes=cast_bytes)
+    if times is None:
+        times = operator_times(operators, gpu, calibration, precision, cast_bytes)
+    forward, backward = summed_s(times, gpu.kernel_s + (calibration.serial_s if blocking else 0.0))
     launching = 0.0 if blocking else launching_s(operators, calibration)
     return max(forward, launching), max(backward, 2 * launching)
 
@@ -192,34 +197,69 @@ def launching_s(operators: Sequence[LayerOperator], calibration: Calibration) ->
     return calibration.launch_s * sum(operator.kernels for operator in operators)
 
 
-def busy_s(
-    operators: Sequence[LayerOperator],
-    gpu: Device,
-    calibration: Calibration,
-    precision: Precision,
-    *,
-    blocking: bool = False,
-    cast_bytes: float = CAST_BYTES,
-) -> tuple[float, float]:
-    """Seconds of operators on the GPU, forward and backward; `blocking` as in `operators_s`.
+class OperatorTimes(NamedTuple):
+    """Seconds of an operator without its kernels' own.
+
+    Attributes:
+        forward, backward: of its products, of fused attention, and of the bytes moved beside them.
+        kernels: launched forward.
+    """
+
+    forward: tuple[float, float, float]
+    backward: tuple[float, float, float]
+    kernels: int
+
+
+@lru_cache(maxsize=16)
+def _product_times(
+    gpu: Device, calibration: Calibration, precision: Precision, cast_bytes: float
+) -> dict[Product, float]:
+    """Cache the seconds of products; many layouts share them."""
+    return {}
+
+
+def operator_times(
+    operators: Sequence[LayerOperator], gpu: Device, calibration: Calibration, precision: Precision, cast_bytes: float
+) -> list[OperatorTimes]:
+    """Seconds of each operator."""
+    # Passes are counted in 16 bit.
+    memory = gpu.memory_bytes_per_s * calibration.memory_efficiency * 2 / element_bytes(precision)
+    known = _product_times(gpu, calibration, precision, cast_bytes)
+
+    def products_s(products: tuple[Product, ...]) -> float:
+        for product in products:
+            if product not in known:
+                known[product] = product_s(product, gpu, calibration, precision, cast_bytes)
+        return sum(known[product] for product in products)
+
+    times = []
+    for operator in operators:
+        fused = [
+            fused_attention_s(operator.fused, gpu, calibration, precision, backward) if operator.fused else 0.0
+            for backward in (False, True)
+        ]
+        forward = products_s(operator.forward), fused[0], operator.forward_bytes / memory
+        backward = products_s(operator.backward), fused[1], operator.backward_bytes / memory
+        times.append(OperatorTimes(forward, backward, operator.kernels))
+    return times
+
+
+def summed_s(times: Sequence[OperatorTimes], each_s: float) -> tuple[float, float]:
+    """Seconds of operators one after another, forward and backward.
 
     Each kernel takes `kernel_s` of the GPU beside what its products and its bytes come to: it starts, its first tiles
     are read, and its last multiprocessors end.
+
+    Args:
+        each_s: of each kernel.
     """
     forward = backward = 0.0
-    # Passes are counted in 16 bit.
-    memory = gpu.memory_bytes_per_s * calibration.memory_efficiency * 2 / element_bytes(precision)
     kernels = 0
-    for operator in operators:
-        forward += sum(product_s(product, gpu, calibration, precision, cast_bytes) for product in operator.forward)
-        backward += sum(product_s(product, gpu, calibration, precision, cast_bytes) for product in operator.backward)
-        if operator.fused is not None:
-            forward += fused_attention_s(operator.fused, gpu, calibration, precision)
-            backward += fused_attention_s(operator.fused, gpu, calibration, precision, backward=True)
-        forward += operator.forward_bytes / memory
-        backward += operator.backward_bytes / memory
+    for operator in times:
+        for forward_s, backward_s in zip(operator.forward, operator.backward, strict=True):
+            forward += forward_s
+            backward += backward_s
         kernels += operator.kernels
-    each_s = gpu.kernel_s + (calibration.serial_s if blocking else 0.0)
     return forward + kernels * each_s, backward + 2 * kernels * each_s
 
 
@@ -254,8 +294,8 @@ ROW_BYTES: Final = (4, 4)
 ROUTER_BYTES: Final = (20, 20)
 """Per token and expert: scores read and written, chosen and summed in fp32, and a mask of bytes; backward as much."""
 GATHERED_CAST_BYTES: Final = (2, 2)
-"""Of an element of an expert's rows, or of their gradients, in fp8: read again to be cast, because the kernel before,
-which moves rows, does not cast; what is written counts with the product (`CAST_BYTES`)."""
+"""Of an element of an expert's rows, or of their gradients, in fp8: read once more, because the greatest value is
+searched by a kernel of its own; the cast counts with the two products that the rows are in (`CAST_BYTES`)."""
 ROUTER_KERNELS: Final = 20
 """Beside its product: scores and choice (1), the loss that balances experts (4), rows per expert and per rank counted,
 summed and gathered over the expert-parallel ranks (8), copied to the host (3), and the map of the rows (4).

@@ -14,6 +14,7 @@ from dlojz.cost_model.layout_memory import (
     in_flight,
     layer_activation_bytes,
     states_of,
+    zero3_live_bytes,
 )
 from dlojz.cost_model.passes import stages_of
 from dlojz.cost_model.step import weights_of
@@ -321,3 +322,21 @@ def test_megatron_core_takes_as_many_bytes_per_parameter_as_its_documentation_sa
 
 def test_megatron_core_of_the_planner_accumulates_in_fp32_in_bf16_alone() -> None:
     assert [OFFERS["megatron-core"].gradient_bytes(precision) for precision in ("fp16", "bf16", "fp32")] == [2, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("hidden", "tp", "elements"),
+    [
+        # 12 · 4096² fit into half of 10⁹ beside the largest matrix, 4 · 4096²: the whole layer stays.
+        (4096, 1, 201_326_592 + 50_000_000 + 67_108_864),
+        # 4 · 20480² are 1,677,721,600: they, half of 10⁹, what is gathered ahead, and their gradient.
+        (20480, 1, 1_677_721_600 + 500_000_000 + 50_000_000 + 1_677_721_600),
+        (20480, 8, 629_145_600 + 50_000_000 + 209_715_200),
+    ],
+)
+def test_zero3_live_bytes_of_deepspeed_are_of_matrices(hidden: int, tp: int, elements: int) -> None:
+    """And of an engine that gathers layer by layer: two layers' weights, and a gradient."""
+    size = DecoderSize(2, hidden, 32, 51200, 2048, biased=False)
+    layer = np.full(3, 12 * hidden**2 / tp)
+    layouts = Layouts.of("bf16", engine=["deepspeed", "megatron-core", "deepspeed"], zero=[3, 3, 2], dp=64, tp=tp)
+    assert zero3_live_bytes(size, layouts, layer).tolist() == [2 * elements, 6 * 12 * hidden**2 / tp, 0]

@@ -204,6 +204,48 @@ def test_exchange_times_follow_the_dispatcher() -> None:
     assert once / many == pytest.approx(3 / 4, rel=1e-3)  # 2 · (1 − 1/4)/2 of half, instead of half
 
 
+@pytest.mark.parametrize(("ep", "waited_s"), [(8, 0.14e-3), (16, 0.42e-3)])
+def test_exchange_times_of_tokens_sent_once_wait_beside_the_kernel(ep: int, waited_s: float) -> None:
+    """Hybrid-EP's own table: 4,096 tokens of 7,168 in 16 bit, each counted for every rank (8) or node (2) it reaches.
+
+    A rank of 8 is reached by one of 8 rows with the chance 1 − (7/8)⁸, a node of 2 with 1 − (1/2)⁸. GB/s with what is
+    waited for, and of the kernel alone, of dispatch and of combine.
+    """
+    groups = {8: 8, 16: 2}[ep]
+    rates = {8: ((535.94, 734.95), (530.86, 673.84)), 16: ((54.47, 71.71), (53.35, 62.95))}[ep]
+    sent_bytes = 4096 * 7168 * 2 * groups * (1 - (1 - 1 / groups) ** 8)
+    published_s = sum(sent_bytes / with_start / 1e9 - sent_bytes / alone / 1e9 for with_start, alone in rates) / 2
+    assert published_s == pytest.approx(waited_s, rel=0.02)
+    found, selene = calibration("a100"), cluster("selene")
+    kind = workload(MIXTURE).kinds[1]
+    kernel_s = float(all_to_all_s(selene, found, 2 * 2 * 64 * 64 * 2, ep, 1, kind.top_k))
+    forward, backward = exchange_times(kind, Cut(4, ep=ep, dispatcher=2), selene, found, "bf16", (1.0, 2.0))
+    assert forward == backward == pytest.approx(2 * (waited_s + kernel_s), rel=1e-12)
+
+
+def test_product_s_casts_the_factors_of_every_expert() -> None:
+    """3 experts of 512 rows: (512 + 256) · 1024 elements of each, 2 bytes."""
+    h100 = gpu("h100")
+    product = Product(512, 256, 1024, 3)
+    with_cast, without = (product_s(product, h100, PLAIN, "fp8", cast_bytes) for cast_bytes in (2.0, 0.0))
+    cast_s = 3 * (512 + 256) * 1024 * 2 / (h100.memory_bytes_per_s * PLAIN.memory_efficiency)
+    assert with_cast - without == pytest.approx(cast_s, rel=1e-9)
+    heads = product._replace(attention=True)  # which stay in 16 bit
+    assert product_s(heads, h100, PLAIN, "fp8", 2.0) == product_s(heads, h100, PLAIN, "fp8", 0.0)
+
+
+def test_message_times_known_from_another_layer_are_the_same() -> None:
+    """A layer of the same width has them at once; another width, and another cut, are timed."""
+    found, selene = calibration("a100"), cluster("selene")
+    size = DecoderSize(2, 512, 4, 512, 4096)
+    known: dict[tuple[float, ...], float] = {}
+    for kind in (*workload(size).kinds, *workload(replace(size, hidden=1024)).kinds):
+        for cut in (Cut(1), Cut(1, 2), Cut(2, 2), Cut(1, 4), Cut(1, 4, sequence_parallel=True)):
+            times = message_times(kind, cut, selene, found, known=known)
+            assert times == message_times(kind, cut, selene, found)
+    assert len(known) == 7  # a message of 2 samples of 512 is as large as one of 1 of 1024
+
+
 def test_torch_s_ring_repeats_keys_and_values_for_all_heads() -> None:
     size, found, selene = DecoderSize(2, 64, 4, 512, 32, kv_heads=2), calibration("a100"), cluster("selene")
     kind = workload(size).kinds[1]
