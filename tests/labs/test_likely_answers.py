@@ -301,8 +301,6 @@ WRONG: list[tuple[str, Any, str]] = [
     ("integer-linear", integer_linear(correction=lambda w: w.sum(-1, keepdim=True)), "without keepdim"),
 ]
 RIGHT: list[tuple[str, Any]] = [
-    ("attention", lambda q, k, v: (q @ k.T / q.shape[1] ** 0.5).log_softmax(1).exp() @ v),
-    ("patches", lambda image, side: F.unfold(image[None], side, stride=side)[0].T),
     ("ring-all-reduce", ring()),
     ("accumulation", accumulated_by_hand),
     ("first-fit", cut_from_the_back),

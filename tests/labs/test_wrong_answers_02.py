@@ -908,7 +908,6 @@ OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
 class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab02_memory.PREDICTIONS
     wrong, right, others = BANK, REFERENCES, OTHER_RIGHT_ANSWERS
-    least, least_right = 6, 8
 
 
 def test_cheapest_plan_finds_what_the_integer_programme_finds() -> None:

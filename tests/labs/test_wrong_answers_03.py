@@ -1235,7 +1235,6 @@ OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
 class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab03_data_parallel.PREDICTIONS
     wrong, right, others = BANK, REFERENCES, OTHER_RIGHT_ANSWERS
-    least, least_right = 6, 8
 
 
 def test_the_references_are_what_the_package_computes() -> None:

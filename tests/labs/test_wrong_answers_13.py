@@ -627,7 +627,6 @@ OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
 class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab13_checkpoints.PREDICTIONS
     wrong, right, others = BANK, REFERENCES, OTHER_RIGHT_ANSWERS
-    least, least_right = 6, 8
 
 
 @pytest.mark.parametrize("save_s", [1.0, 60.0])

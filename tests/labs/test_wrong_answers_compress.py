@@ -456,7 +456,6 @@ class TestBank(BankTests):
         *student.RIGHT,
         *tuning.RIGHT,
     )
-    least, least_right = 6, 8
 
 
 @pytest.mark.parametrize("exercise_id", list(EXERCISES))

@@ -340,7 +340,6 @@ class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab.PREDICTIONS
     wrong, right = WRONG, REFERENCES
     others = (*OTHER_RIGHT_ANSWERS, *student.RIGHT)
-    least, least_right = 6, 8
 
 
 def test_the_bytes_by_hand_are_those_of_the_planner() -> None:

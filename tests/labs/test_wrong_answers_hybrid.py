@@ -435,7 +435,6 @@ class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab.PREDICTIONS
     wrong, right = WRONG, REFERENCES
     others = (*OTHER_RIGHT_ANSWERS, *student.RIGHT)
-    least, least_right = 6, 8
 
 
 @pytest.mark.parametrize("answer", [in_order, by_neighbours])

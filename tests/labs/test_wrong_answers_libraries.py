@@ -393,7 +393,6 @@ class TestBank(BankTests):
         ("megatron-arguments", reading()),
         *student.RIGHT,
     )
-    least, least_right = 6, 8
 
 
 ENGINE_WAYS = ("right", "divides", "zeroes", "at the boundary", "no step", "returns early")

@@ -456,7 +456,6 @@ class TestBank(BankTests):
         ("pacing", growing()),
         *student.RIGHT,
     )
-    least, least_right = 6, 8
 
 
 @pytest.mark.parametrize(("k", "groups"), [(1, 1), (2, 1), (1, 2), (2, 4)])

@@ -766,7 +766,6 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
 class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab.PREDICTIONS
     wrong, right, others = BANK, REFERENCES, OTHER_RIGHT_ANSWERS
-    least, least_right = 6, 8
 
 
 def priority_of(kinds: str) -> Any:

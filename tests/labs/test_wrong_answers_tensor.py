@@ -424,7 +424,6 @@ RIGHT = [
 class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab.PREDICTIONS
     wrong, right, others = WRONG, REFERENCES, RIGHT
-    least, least_right = 6, 8
 
 
 @pytest.mark.parametrize(
