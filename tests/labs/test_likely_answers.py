@@ -296,7 +296,6 @@ WRONG: list[tuple[str, Any, str]] = [
         "merged places first, then ranks",
     ),
     ("integer-linear", integer_linear(lambda x, w: x @ w), "the product alone needs the inputs first"),
-    ("integer-linear", integer_linear(torch.mm), "the product alone needs the inputs first"),
     ("integer-linear", integer_linear(correction=lambda w: w.sum(dim=0)), "w_q.int().sum(1) in place of sum(0)"),
     ("integer-linear", integer_linear(correction=lambda w: w.sum(-1, keepdim=True)), "without keepdim"),
 ]
@@ -316,7 +315,6 @@ RIGHT: list[tuple[str, Any]] = [
             lambda made, n, own, c, d: made.view(own, c, n, d).permute(2, 0, 1, 3),
         ),
     ),
-    ("integer-linear", integer_linear(lambda x, w: torch.tensordot(x, w, ([1], [1])))),
 ]
 
 
