@@ -301,7 +301,6 @@ OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
     ("grid-degrees", derived),
     ("grid-groups", strided),
     ("grid-groups", by_key(others)),
-    ("between-nodes", ring()),
     ("hybrid-step", step()),
     ("hybrid-step", shared_by_hand),
     ("ring-attention", attention_ring(together=False)),
