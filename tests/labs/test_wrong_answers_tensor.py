@@ -415,9 +415,6 @@ RIGHT = [
     ("fewest-bytes", lambda: OrderedDict(entered()())),
     ("fewest-bytes", entered("norm*")),
     ("fewest-bytes", entered("norm?")),
-    ("fewest-bytes", entered(query=ColwiseParallel(input_layouts=Replicate()))),
-    ("fewest-bytes", entered(mlp_project=RowwiseParallel(output_layouts=Replicate()))),
-    ("fewest-bytes", lambda: entered("norm1")() | entered("norm2")()),
 ]
 
 
