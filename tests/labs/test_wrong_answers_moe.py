@@ -445,6 +445,7 @@ class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab.PREDICTIONS
     wrong, right = WRONG, REFERENCES
     others = (
+        ("balance-loss", balancing()),
         ("mixture", mixing()),
         ("expert-gradients", averaging()),
         *student.RIGHT,
