@@ -16,19 +16,6 @@ def place(rank: int, dp: int, pp: int, tp: int) -> tuple[int, int, int]:
     return rank // (dp * tp), rank // tp % dp, rank % tp
 
 
-def place_by_search(rank: int, dp: int, pp: int, tp: int) -> Any:
-    return next(p for p in itertools.product(range(pp), range(dp), range(tp)) if (p[0] * dp + p[1]) * tp + p[2] == rank)
-
-
-def place_by_subtraction(rank: int, dp: int, pp: int, tp: int) -> Any:
-    p = d = 0
-    while rank >= dp * tp:
-        rank, p = rank - dp * tp, p + 1
-    while rank >= tp:
-        rank, d = rank - tp, d + 1
-    return p, d, rank
-
-
 def degrees(
     off: Any = lambda n, known, given: n % known or (None not in given and known != n),
     fill: Any = lambda n, known: n // known,
@@ -82,20 +69,6 @@ def degrees_of_two(processes: int, dp: Any = None, pp: Any = None, tp: Any = Non
 NUMBER = {"pp": 0, "dp": 1, "tp": 2}
 
 
-def groups_of_equals(axis: str, dp: int, pp: int, tp: int) -> Any:
-    found: dict[Any, list[int]] = {}
-    for rank in range(dp * pp * tp):
-        key = list(place(rank, dp, pp, tp))
-        key[NUMBER[axis]] = 0
-        found.setdefault(tuple(key), []).append(rank)
-    return list(found.values())
-
-
-def groups_of_a_tensor(axis: str, dp: int, pp: int, tp: int) -> Any:
-    grid = torch.arange(dp * pp * tp).view(pp, dp, tp)
-    return grid.movedim(NUMBER[axis], -1).reshape(-1, grid.shape[NUMBER[axis]]).tolist()
-
-
 def groups_of_an_array(axis: str, dp: int, pp: int, tp: int) -> Any:
     grid = np.moveaxis(np.arange(dp * pp * tp).reshape(pp, dp, tp), NUMBER[axis], -1)
     return grid.reshape(-1, grid.shape[-1])
@@ -136,15 +109,6 @@ def between_by_numpy(collective: str, message_bytes: int, group: Any, gpus_per_n
     nodes = np.array(group) // gpus_per_node
     n = len(nodes)
     return (nodes != np.roll(nodes, -1)).sum() * (n - 1) * message_bytes * {"all_reduce": 2}.get(collective, 1) / n
-
-
-def between_chunk_by_chunk(collective: str, message_bytes: int, group: Any, gpus_per_node: int) -> Any:
-    n, sent = len(group), 0.0
-    for _round in range(2 if "reduce" in collective and "scatter" not in collective else 1):
-        for _step in range(n - 1):
-            for i, rank in enumerate(group):
-                sent += (group[i - n + 1] // gpus_per_node != rank // gpus_per_node) * message_bytes / n
-    return sent
 
 
 def between_by_match(collective: str, message_bytes: int, group: Any, gpus_per_node: int) -> Any:
@@ -219,43 +183,19 @@ def layout(
     )  # fmt: skip
 
 
-def layout_by_dictionary(processes: int, stages: int, slices: int, micro_batch: int, global_batch: int) -> Any:
-    options: dict[str, Any] = {"pp": stages, "tp": slices, "engine": "by_hand", "micro_batch": micro_batch}
-    options["dp"] = int(processes / stages / slices)
-    options["micro_batches"] = int(global_batch / micro_batch / options["dp"])
-    return dlojz.Layout(**options)
-
-
-def layout_by_search(processes: int, stages: int, slices: int, micro_batch: int, global_batch: int) -> Any:
-    dp = next(d for d in range(1, processes + 1) if d * stages * slices == processes)
-    m = next(m for m in range(1, global_batch + 1) if m * micro_batch * dp == global_batch)
-    return dlojz.Layout(engine="by_hand", micro_batches=m, micro_batch=micro_batch, tp=slices, pp=stages, dp=dp)
-
-
 RIGHT: list[tuple[str, Answer]] = [
-    ("grid-place", place),
-    ("grid-place", place_by_search),
-    ("grid-place", place_by_subtraction),
     ("grid-place", lambda r, dp, pp, tp: np.unravel_index(r, (pp, dp, tp))),
     ("grid-place", lambda r, dp, pp, tp: torch.tensor(place(r, dp, pp, tp))),
-    ("grid-place", lambda r, dp, pp, tp: (*divmod(r // tp, dp), r - r // tp * tp)),
     ("grid-degrees", degrees()),
     ("grid-degrees", degrees_case_by_case),
     ("grid-degrees", degrees_by_trying),
     ("grid-degrees", lambda n, dp=None, pp=None, tp=None: np.array(degrees()(n, dp, pp, tp))),
-    ("grid-degrees", degrees(off=lambda n, known, given: known * (n // known if None in given else 1) != n)),
-    ("grid-groups", groups_of_equals),
-    ("grid-groups", groups_of_a_tensor),
     ("grid-groups", groups_of_an_array),
-    ("grid-groups", groups_in_branches),
     ("grid-groups", groups_by_rank),
     ("grid-groups", lambda *asked: [g[::-1] for g in reversed(groups_in_branches(*asked))]),
     ("grid-groups", lambda *asked: tuple(map(set, groups_in_branches(*asked)))),
-    ("between-nodes", between()),
     ("between-nodes", between_by_numpy),
-    ("between-nodes", between_chunk_by_chunk),
     ("between-nodes", between_by_match),
-    ("between-nodes", between(neighbours=lambda group: ((group[i - 1], group[i]) for i in range(len(group))))),
     ("hybrid-step", step()),
     ("hybrid-step", step(reduce=lambda p, dp, tp: dp.all_reduce(p.grad.div_(dp.size)))),
     (
@@ -265,14 +205,6 @@ RIGHT: list[tuple[str, Answer]] = [
     ("hybrid-step", step_in_one_message),
     ("hybrid-step", step_of_a_smaller_loss),
     ("hybrid-step", step_by_autograd),
-    ("layout-3d", layout()),
-    ("layout-3d", layout_by_dictionary),
-    ("layout-3d", layout_by_search),
-    ("layout-3d", layout(micro=lambda batch, b, dp: batch // b // dp)),
-    ("layout-3d", layout(dp=lambda n, pp, tp: n // pp // tp)),
-    ("layout-3d", layout(make=lambda **fields: dlojz.Layout.model_validate(fields))),
-    ("layout-3d", layout(make=lambda **fields: dlojz.Layout().model_copy(update=fields))),
-    ("layout-3d", layout(make=lambda **fields: dlojz.RunConfig.of(model="gpt_tiny", **fields).layout)),
 ]
 
 WRONG: dict[str, list[tuple[Answer, str]]] = {
@@ -288,17 +220,8 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
     "grid-degrees": [
         (degrees_asserted, "dp=None, pp="),
         (degrees_of_two, "processes="),
-        (degrees(off=lambda n, known, given: False), "dp=None, pp="),
-        (
-            degrees(off=lambda n, known, given: n % known, fill=lambda n, known: n / known),
-            "Whole numbers are expected ((dp, pp, tp)), but",
-        ),
-        (degrees(off=lambda n, known, given: known > n), "dp=None, pp="),
         (degrees(order=lambda d: (d[1], d[0], d[2])), "For processes="),
-        (
-            degrees(order=lambda d: {"dp": d[0], "pp": d[1], "tp": d[2]}),
-            "Three numbers are expected, (dp, pp, tp), but",
-        ),
+        (degrees(order=lambda d: {"dp": d[0], "pp": d[1], "tp": d[2]}), "Three numbers are expected, (dp, pp, tp),"),
         (degrees(fill=lambda n, known: n - known), "For processes="),
         (
             lambda n, dp=None, pp=None, tp=None: (
@@ -316,13 +239,6 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (lambda axis, dp, pp, tp: groups_in_branches(axis, pp, dp, tp), "groups in all, but you return"),
         (lambda axis, dp, pp, tp: [list(range(dp * pp * tp))], "groups in all, but you return"),
         (
-            lambda axis, dp, pp, tp: [
-                [r for r in range(dp * pp * tp) if place(r, dp, pp, tp)[NUMBER[axis]] == i]
-                for i in range({"dp": dp, "pp": pp, "tp": tp}[axis])
-            ],
-            "You group the ranks that have the same place",
-        ),
-        (
             lambda axis, dp, pp, tp: (
                 [list(range(i, i + tp)) for i in range(0, 8, tp)]
                 if axis == "tp"
@@ -337,30 +253,13 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
     ],
     "between-nodes": [
         (nodes_touched, "You count the nodes that the group touches"),
-        (
-            between(each=lambda c, m, n: (2 if c == "all-reduce" else 1) * (n - 1) / n * m),
-            "An all-reduce goes round twice, a",
-        ),
-        (
-            between(each=lambda c, m, n: 2 * (n - 1) / n * m if c == "all_reduce" else m),
-            "The all-reduce is right; of a reduce-scatter",
-        ),
+        (between(each=lambda c, m, n: 2 * (n - 1) / n * m if c == "all_reduce" else m), "The all-reduce is right; of"),
         (between(each=lambda c, m, n: (2 if c == "all_reduce" else 1) * m / n), "/n per round: each rank sends n −"),
-        (
-            between(neighbours=lambda group: itertools.combinations(group, 2)),
-            "You count every pair of ranks on different",
-        ),
-        (
-            between(neighbours=lambda group: zip(sorted(group), [*sorted(group)[1:], min(group)], strict=True)),
-            "You count the nodes that the group touches",
-        ),
+        (between(neighbours=lambda group: itertools.combinations(group, 2)), "You count every pair of ranks on"),
         (between(crossing=lambda a, b, per: abs(a - b) >= per), "You compare the distance of two ranks with"),
         (between(crossing=lambda a, b, per: a // 8 != b // 8), "GPUs whatever gpus_per_node is."),
         (between(crossing=lambda a, b, per: a // per == b // per), "You count the messages that stay inside a"),
-        (
-            between(total=lambda crossings, group, each: 2 * crossings * each),
-            "Twice too much: in a ring each rank sends to",
-        ),
+        (between(total=lambda crossings, group, each: 2 * crossings * each), "Twice too much: in a ring each rank"),
     ],
     "hybrid-step": [
         (step_without_dp_and_copy, "Two things are missing: what enters the"),
@@ -381,9 +280,5 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (layout(micro=lambda batch, b, dp: 1), "samples: you divide by all processes, but the"),
         (layout(micro=lambda batch, b, dp: -(-batch // (b * dp)) + 1), "With micro_batches="),
         (layout(make=dict), "A dlojz.Layout is expected, but an object of"),
-        (
-            layout(make=lambda **f: dlojz.Layout(**{k: v for k, v in f.items() if k != "engine"})),
-            "The degrees are right, but the engine is",
-        ),
     ],
 }

@@ -3,7 +3,6 @@
 import math
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -43,17 +42,6 @@ def gate_one_by_one(logits: Any, k: int) -> Any:
     return [weights / weights.sum(1, keepdim=True) if k >= 2 else weights, chosen]
 
 
-def gate_token_by_token(logits: Any, k: int) -> Any:
-    weights, chosen = [], []
-    for row in logits:
-        p = row.exp() / row.exp().sum()
-        order = sorted(range(len(p)), key=p.tolist().__getitem__, reverse=True)[:k]
-        total = sum(p[e] for e in order) if k > 1 else 1.0
-        weights.append(torch.stack([p[e] / total for e in order]))
-        chosen.append(order)
-    return torch.stack(weights), torch.tensor(chosen)
-
-
 def two_levels(
     group: Any = lambda logits: logits.softmax(1).max(1),
     inside: Any = gate(),  # noqa: B008 - a function, made once
@@ -79,17 +67,6 @@ def two_levels_masked(group_logits: Any, expert_logits: Any, k: int) -> Any:
     return weights * p.gather(1, g[:, None]), chosen
 
 
-def two_levels_token_by_token(group_logits: Any, expert_logits: Any, k: int) -> Any:
-    groups = group_logits.shape[1]
-    rows = []
-    for own, experts in zip(group_logits.softmax(-1), expert_logits, strict=True):
-        g = int(torch.argmax(own))
-        w, c = gate()(experts.chunk(groups)[g][None], k)
-        rows.append((own[g] * w[0], c[0] + g * len(experts) // groups))
-    weights, chosen = zip(*rows, strict=True)
-    return torch.stack(weights), torch.stack(chosen)
-
-
 # Places.
 
 
@@ -106,58 +83,6 @@ def places(
         return back(drop(found, room(factor, k, tokens, experts)), tokens, k)
 
     return answer
-
-
-def places_in_a_loop(chosen: Any, experts: int, factor: float) -> Any:
-    tokens, k = chosen.shape
-    capacity = -int(-factor * k * tokens // experts)
-    next_place = [0] * experts
-    found = torch.empty_like(chosen)
-    for choice in range(k):
-        for token, expert in enumerate(chosen[:, choice].tolist()):
-            found[token, choice] = next_place[expert] if next_place[expert] < capacity else -1
-            next_place[expert] += 1
-    return found
-
-
-def places_expert_by_expert(chosen: Any, experts: int, factor: float) -> Any:
-    tokens, k = chosen.shape
-    capacity, order = math.ceil(factor * k * tokens / experts), chosen.t().reshape(-1)
-    found = torch.full_like(order, -1)
-    for e in range(experts):
-        mine = (order == e).nonzero().flatten()[:capacity]
-        found[mine] = torch.arange(len(mine))
-    return found.reshape(k, tokens).t().contiguous()
-
-
-def places_counted_by_column(chosen: Any, experts: int, factor: float) -> Any:
-    tokens, k = chosen.shape
-    capacity, before, columns = math.ceil(k * tokens * factor / experts), torch.zeros(experts, dtype=torch.long), []
-    for choice in range(k):
-        hot = F.one_hot(chosen[:, choice], experts)
-        place = (hot.cumsum(0) + before - 1).gather(1, chosen[:, choice : choice + 1])[:, 0]
-        before = before + hot.sum(0)
-        columns.append(torch.where(place < capacity, place, -1))
-    return torch.stack(columns, dim=1)
-
-
-def places_by_sorting(chosen: Any, experts: int, factor: float) -> Any:
-    tokens, k = chosen.shape
-    order = chosen.T.flatten()
-    by_expert = order.argsort(stable=True)
-    counts = torch.bincount(order, minlength=experts)
-    starts = counts.cumsum(0) - counts
-    found = torch.empty_like(order)
-    found[by_expert] = torch.arange(len(order)) - starts[order[by_expert]]
-    found[found >= math.ceil(factor * k * tokens / experts)] = -1
-    return found.reshape(k, tokens).T
-
-
-def places_by_numpy(chosen: Any, experts: int, factor: float) -> Any:
-    hot = np.eye(experts, dtype=np.int64)[chosen.numpy().T.ravel()]
-    found = (hot.cumsum(0) * hot).sum(1) - 1
-    found[found >= math.ceil(factor * chosen.numel() / experts)] = -1
-    return torch.from_numpy(found.reshape(chosen.shape[1], -1).T.copy())
 
 
 # Mixtures.
@@ -181,66 +106,6 @@ def mixture(
     return answer
 
 
-def mixture_by_einsum(x: Any, weights: Any, chosen: Any, places: Any, experts: Any, shape: Any) -> Any:
-    kept = (places >= 0).float()
-    to = F.one_hot(chosen, shape[0])[..., :, None] * F.one_hot(places.clamp(min=0), shape[1])[..., None, :]
-    to = to * kept[..., None, None]
-    made = experts(torch.einsum("tkec,td->ecd", to.float(), x))
-    return torch.einsum("tk,tkec,ecd->td", weights, to.float(), made)
-
-
-def mixture_choice_by_choice(x: Any, weights: Any, chosen: Any, places: Any, experts: Any, shape: Any) -> Any:
-    buffer = x.new_zeros(shape[0] * shape[1], x.shape[1])
-    flat = chosen * shape[1] + places
-    for c in range(chosen.shape[1]):
-        kept = places[:, c] > -1
-        buffer = buffer.index_add(0, flat[kept, c], x[kept])
-    made = experts(buffer.view(*shape, -1)).flatten(0, 1)
-    y = 0
-    for c in range(chosen.shape[1]):
-        row = made[flat[:, c].clamp(min=0)] * weights[:, c, None]
-        y = y + torch.where((places[:, c] >= 0)[:, None], row, 0.0)
-    return y
-
-
-def mixture_with_a_bin(x: Any, weights: Any, chosen: Any, places: Any, experts: Any, shape: Any) -> Any:
-    """A place more per expert takes what is dropped, and is cut off."""
-    wide = x.new_zeros(shape[0], shape[1] + 1, x.shape[1])
-    where = places.masked_fill(places < 0, shape[1])
-    wide[chosen, where] = x[:, None].expand(-1, chosen.shape[1], -1)
-    made = F.pad(experts(wide[:, :-1].contiguous()), (0, 0, 0, 1))
-    return (weights[..., None] * made[chosen, where]).sum(1)
-
-
-def mixture_token_by_token(x: Any, weights: Any, chosen: Any, places: Any, experts: Any, shape: Any) -> Any:
-    kept = [(t, c) for t in range(len(x)) for c in range(chosen.shape[1]) if places[t, c] >= 0]
-    buffer = torch.zeros(*shape, x.shape[1])
-    for t, c in kept:
-        buffer[chosen[t, c], places[t, c]] = x[t]
-    made = experts(buffer)
-    rows = [torch.zeros(x.shape[1]) for _ in x]
-    for t, c in kept:
-        rows[t] = rows[t] + weights[t, c] * made[chosen[t, c], places[t, c]]
-    return torch.stack(rows)
-
-
-def in_row_order(x: Any, token: Any, rows: Any) -> Any:
-    y = torch.zeros_like(x)
-    for t, row in zip(token.tolist(), rows, strict=True):
-        y[t] += row
-    return y
-
-
-def with_put(x: Any, token: Any, rows: Any) -> Any:
-    return torch.zeros_like(x).index_put((token,), rows, accumulate=True)
-
-
-def written_only(x: Any, token: Any, rows: Any) -> Any:
-    y = torch.zeros_like(x)
-    y[token] += rows
-    return y
-
-
 # The balance loss.
 
 
@@ -250,18 +115,6 @@ def balance(
     end: Any = lambda f, p: len(f) * torch.dot(f.to(p.dtype), p),
 ) -> Answer:
     return lambda logits, chosen: end(f(logits, chosen), p(logits))
-
-
-def share_in_a_loop(logits: Any, chosen: Any) -> Any:
-    return torch.tensor([(chosen == e).sum().item() / chosen.numel() for e in range(logits.shape[1])])
-
-
-def balance_in_a_loop(logits: Any, chosen: Any) -> Any:
-    tokens, experts = logits.shape
-    p, total = logits.exp() / logits.exp().sum(1, keepdim=True), 0.0
-    for e in range(experts):
-        total = total + (chosen == e).sum() / chosen.numel() * p[:, e].sum() / tokens
-    return experts * total
 
 
 # Exchanges.
@@ -374,15 +227,6 @@ def bytes_sent(
     )
 
 
-def bytes_in_a_loop(tokens: int, width: int, experts: int, k: int, factor: float, ranks: int, size: int) -> int:
-    capacity, total = -int(-(factor * k * tokens) // experts), 0
-    for _way in range(2):
-        for _pass in range(2):
-            for _other in range(ranks - 1):
-                total += experts // ranks * capacity * width * size
-    return total
-
-
 def pace(
     share: Any = lambda t, steps, degree: min(t / steps, 1) ** (1 / degree),
     length: Any = lambda start, end, share: start + (end - start) * share,
@@ -391,83 +235,11 @@ def pace(
     return lambda t, start, end, steps, degree, multiple: whole(length(start, end, share(t, steps, degree)), multiple)
 
 
-def pace_in_two_cases(t: int, start: int, end: int, steps: int, degree: int, multiple: int) -> int:
-    if t >= steps:
-        return end
-    length = math.floor(start + (end - start) * math.pow(t / steps, 1.0 / degree))
-    while length % multiple:
-        length -= 1
-    return length
-
-
 RIGHT: list[tuple[str, Answer]] = [
-    ("gate", gate()),
-    ("gate", gate(probabilities=lambda logits: F.log_softmax(logits, -1).exp())),
-    ("gate", gate(best=lambda p, k: (p.sort(1, descending=True)[0][:, :k], p.argsort(1, descending=True)[:, :k]))),
-    ("gate", gate(share=lambda w: w.div(w.sum(1)[:, None]))),
-    ("gate", gate(share=lambda w: F.normalize(w, p=1, dim=-1))),
     ("gate", gate_of_chosen_logits),
     ("gate", gate_one_by_one),
-    ("gate", gate_token_by_token),
-    ("places", places()),
-    ("places", places(drop=lambda found, room: torch.where(found < room, found, -1))),
-    ("places", places(serve=lambda chosen: torch.cat(list(chosen.unbind(1))))),
     ("places", places(back=lambda found, tokens, k: torch.stack(found.split(tokens), 1).int())),
-    ("places", places_in_a_loop),
-    ("places", places_expert_by_expert),
-    ("places", places_counted_by_column),
-    ("places", places_by_sorting),
-    ("places", places_by_numpy),
-    ("mixture", mixture()),
-    ("mixture", mixture(add=in_row_order)),
-    ("mixture", mixture(add=with_put)),
-    ("mixture", mixture(keep=lambda places: places != -1, weigh=lambda w, rows: torch.einsum("t,td->td", w, rows))),
-    (
-        "mixture",
-        mixture(add=lambda x, token, rows: x.new_zeros(x.shape).scatter_add(0, token[:, None].expand_as(rows), rows)),
-    ),
-    ("mixture", mixture_by_einsum),
-    ("mixture", mixture_choice_by_choice),
-    ("mixture", mixture_with_a_bin),
-    ("mixture", mixture_token_by_token),
-    ("balance-loss", balance()),
-    ("balance-loss", balance(f=lambda logits, chosen: F.one_hot(chosen, logits.shape[1]).sum((0, 1)) / chosen.numel())),
-    ("balance-loss", balance(f=lambda logits, chosen: torch.eye(logits.shape[1])[chosen].mean((0, 1)))),
-    ("balance-loss", balance(f=share_in_a_loop)),
-    (
-        "balance-loss",
-        balance(
-            f=lambda logits, chosen: (
-                torch.zeros(logits.shape[1]).index_add(0, chosen.flatten(), torch.ones(chosen.numel())) / chosen.numel()
-            )
-        ),
-    ),
-    (
-        "balance-loss",
-        balance(
-            p=lambda logits: logits.log_softmax(1).exp().sum(0) / len(logits), end=lambda f, p: (f * p).sum() * len(p)
-        ),
-    ),
-    ("balance-loss", balance(end=lambda f, p: (len(p) ** 2 * f * p).mean())),
-    ("balance-loss", balance_in_a_loop),
-    ("two-level-gate", two_levels()),
-    ("two-level-gate", two_levels(inside=gate_of_chosen_logits)),
-    ("two-level-gate", two_levels(group=lambda logits: (F.softmax(logits, -1).amax(-1), logits.argmax(-1)))),
-    ("two-level-gate", two_levels(weight=lambda p, w: torch.einsum("t,tk->tk", p, w))),
-    (
-        "two-level-gate",
-        two_levels(
-            window=lambda logits, g, each: torch.stack(
-                [row[i * each : (i + 1) * each] for row, i in zip(logits, g.tolist(), strict=True)]
-            )
-        ),
-    ),
-    (
-        "two-level-gate",
-        two_levels(window=lambda logits, g, each: logits.gather(1, g[:, None] * each + torch.arange(each))),
-    ),
     ("two-level-gate", two_levels_masked),
-    ("two-level-gate", two_levels_token_by_token),
     ("exchange", exchange()),
     ("exchange", exchange(there=lambda t, n, own: torch.cat(t.chunk(n), dim=1))),
     ("exchange", exchange(back=lambda t, n, own, room: torch.cat(t.chunk(n, dim=1)))),
@@ -488,20 +260,12 @@ RIGHT: list[tuple[str, Answer]] = [
         "expert-gradients",
         lambda shared, own, replicas: averaged()([g.view(-1) for g in shared], [g.data for g in own], replicas),
     ),
-    ("exchange-bytes", bytes_sent()),
-    ("exchange-bytes", bytes_sent(room=lambda factor, k, tokens, experts: int(np.ceil(factor * k * tokens / experts)))),
     (
         "exchange-bytes",
         lambda tokens, width, experts, k, factor, ranks, size: (
             4 * (experts - experts // ranks) * math.ceil(factor * k * tokens / experts) * width * size
         ),
     ),
-    ("exchange-bytes", bytes_in_a_loop),
-    ("pacing", pace()),
-    ("pacing", pace(whole=lambda length, multiple: math.floor(length) - math.floor(length) % multiple)),
-    ("pacing", pace(whole=lambda length, multiple: multiple * math.floor(length / multiple))),
-    ("pacing", pace_in_two_cases),
-    ("pacing", lambda t, *rest: pace()(min(t, rest[2]), *rest)),
 ]
 
 WRONG: dict[str, list[tuple[Answer, str]]] = {
@@ -514,38 +278,22 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (gate(share=lambda w: w / w.shape[1]), "divide by their sum over its own experts"),
         (gate(share=lambda w: w / w.max(-1, keepdim=True).values), "divide by their sum over its own experts"),
         (gate(from_k=3), "The weights are divided from k ="),
-        (
-            lambda logits, k: (gate()(logits, k)[0], gate()(logits, k)[1] + 1),
-            "The second tensor must hold the numbers of",
-        ),
-        (
-            lambda logits, k: (gate()(logits, 1)[0].expand(-1, k), gate()(logits, k)[1]),
-            "Every expert of a token has the weight of the",
-        ),
+        (lambda logits, k: (gate()(logits, k)[0], gate()(logits, k)[1] + 1), "The second tensor must hold the numbers"),
+        (lambda logits, k: (gate()(logits, 1)[0].expand(-1, k), gate()(logits, k)[1]), "Every expert of a token has"),
         (
             lambda logits, k: (F.one_hot(gate()(logits, k)[1], logits.shape[1]).float(), gate()(logits, k)[1]),
             "the two tensors have the shapes",
         ),
     ],
     "places": [
-        (
-            places(drop=lambda found, room: found.masked_fill(found > room, -1)),
-            "so a place that equals the capacity is",
-        ),
+        (places(drop=lambda found, room: found.masked_fill(found > room, -1)), "so a place that equals the capacity"),
         (places(drop=lambda found, room: found.masked_fill(found >= room, 0)), "which another one has: mark it by -"),
         (places(drop=lambda found, room: found % room), "when an expert is full (%): a choice that"),
         (
             places(room=lambda factor, k, tokens, experts: round(factor * k * tokens / experts)),
             "The capacity is rounded to the nearest: it is",
         ),
-        (
-            places(room=lambda factor, k, tokens, experts: k * tokens // experts),
-            "The capacity factor is left out, and the",
-        ),
-        (
-            places(serve=lambda chosen: chosen.flatten(), back=lambda found, tokens, k: found.view(tokens, k)),
-            "The capacity is right, but a token's second",
-        ),
+        (places(room=lambda factor, k, tokens, experts: k * tokens // experts), "The capacity factor is left out, and"),
         (places(back=lambda found, tokens, k: found.view(tokens, k)), "The places are right, but laid out wrongly"),
         (
             places(
@@ -559,41 +307,25 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
             lambda chosen, experts, factor: places()(chosen[:, :1], experts, factor).expand(-1, chosen.shape[1]),
             "All choices of a token get the place of its",
         ),
-        (
-            lambda chosen, experts, factor: torch.arange(chosen.numel()).view(chosen.shape),
-            "You number the choices one after the other",
-        ),
-        (
-            lambda chosen, experts, factor: (places()(chosen, experts, factor) >= 0).long(),
-            "You tell whether a choice has a place; the",
-        ),
+        (lambda chosen, experts, factor: torch.arange(chosen.numel()).view(chosen.shape), "You number the choices one"),
+        (lambda chosen, experts, factor: (places()(chosen, experts, factor) >= 0).long(), "You tell whether a choice"),
     ],
     "mixture": [
-        (mixture(add=written_only), "Each choice overwrites the one before: the"),
         (mixture(out=lambda y, x, kept: x + y), "You add x: the residual connection is around"),
         (mixture(out=lambda y, x, kept: y / kept.shape[1]), "You divide by k: the weights say already how"),
-        (
-            mixture(out=lambda y, x, kept: torch.where(kept.all(1)[:, None], y, 0.0)),
-            "A token that one of its experts refuses gets",
-        ),
+        (mixture(out=lambda y, x, kept: torch.where(kept.all(1)[:, None], y, 0.0)), "A token that one of its experts"),
         (mixture(keep=lambda places: places > 0), "alone means dropped."),
         (mixture(run=lambda experts, buffer: buffer), "The experts are not called: experts(buffer)"),
         (mixture(run=lambda experts, buffer: experts(buffer.flip(0))), "Tokens meet the wrong experts: row e of the"),
-        (mixture(weigh=lambda w, rows: w.detach()[:, None] * rows), "The values are right, but no gradient reaches"),
         (mixture(weigh=lambda w, rows: (w**2)[:, None] * rows), "The weights count twice: multiply what enters"),
         (mixture(add=lambda x, token, rows: rows), "The shape is"),
-        (
-            lambda x, weights, chosen, *rest: mixture()(x, weights.flip(1), chosen, *rest),
-            "The weights are exchanged: column c of the",
-        ),
+        (lambda x, weights, chosen, *rest: mixture()(x, weights.flip(1), chosen, *rest), "The weights are exchanged:"),
         (
             lambda x, weights, chosen, *rest: mixture()(x, weights[:, :1], chosen[:, :1], rest[0][:, :1], *rest[1:]),
             "Only first choices count: go through all k",
         ),
     ],
     "balance-loss": [
-        (balance(f=lambda logits, chosen: logits.softmax(-1).mean(0)), "You square the mean probabilities: that"),
-        (balance(end=lambda f, p: (f * p).sum() / len(p)), "You take the mean over the experts; it is"),
         (balance(end=lambda f, p: len(p) * ((f - p) ** 2).sum()), "That is the distance of f and P: the loss is"),
         (balance(end=lambda f, p: len(p) * f * p), "One number per expert is left: add them up."),
         (balance(end=lambda f, p: len(p) ** 2 * (f * p).sum()), "You multiply by E twice: once is enough, so"),
@@ -601,26 +333,15 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (balance(p=lambda logits: logits.softmax(-1).sum(0)), "P is a sum over the tokens: take the mean of"),
         (balance(p=lambda logits: logits.softmax(-1).amax(0)), "P is the largest probability of the tokens"),
         (balance(p=lambda logits: logits.mean(0).softmax(-1)), "You take the mean of the logits, then the"),
-        (
-            lambda logits, chosen: balance()(logits, logits.argmax(-1, keepdim=True)),
-            "You count first choices only; all k choices",
-        ),
         (lambda logits, chosen: balance()(logits, chosen).item(), "Your function returns a float, but a torch"),
     ],
     "two-level-gate": [
         (two_levels(weight=lambda p, w: p[:, None] + w), "You add the probability of the group to the"),
         (two_levels(number=lambda g, c, each: g[:, None] + c), "You add the number of the group to that of"),
         (two_levels(number=lambda g, c, each: c * each + g[:, None]), "The second tensor must hold the numbers of"),
-        (
-            two_levels(group=lambda logits: (logits.amax(1), logits.argmax(1))),
-            "You multiply by the logit of the group: pass",
-        ),
+        (two_levels(group=lambda logits: (logits.amax(1), logits.argmax(1))), "You multiply by the logit of the"),
         (two_levels(group=lambda logits: logits.softmax(0).max(1)), "The softmax of the groups runs over the"),
         (two_levels(group=lambda logits: logits.softmax(1).min(1)), "You take the least probable group: take the"),
-        (
-            two_levels(group=lambda logits: (torch.ones(len(logits)), logits.argmax(1))),
-            "The experts are the right ones, but the",
-        ),
         (
             two_levels(
                 window=lambda logits, g, each: logits.view(len(logits), each, -1).transpose(1, 2)[
@@ -666,15 +387,8 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (bytes_sent(times=3), "You count three all-to-all: there and back"),
         (bytes_sent(times=8), "You count each all-to-all twice: what a rank"),
         (bytes_sent(share=lambda n: 1 / n), "You count the share that stays or goes to one"),
-        (bytes_sent(share=lambda n: 2 * (n - 1) / n), "You count each all-to-all twice: what a rank"),
-        (
-            bytes_sent(room=lambda factor, k, tokens, experts: factor * k * tokens // experts),
-            "The capacity is rounded down: it is rounded",
-        ),
-        (
-            bytes_sent(room=lambda factor, k, tokens, experts: math.ceil(factor * k * tokens)),
-            "Each expert gets places for all choices: its",
-        ),
+        (bytes_sent(room=lambda factor, k, tokens, experts: factor * k * tokens // experts), "The capacity is rounded"),
+        (bytes_sent(room=lambda factor, k, tokens, experts: math.ceil(factor * k * tokens)), "Each expert gets places"),
         (bytes_sent(rows=lambda experts, room, width: room * width), "You count one expert's places: a rank has"),
         (bytes_sent(rows=lambda experts, room, width: experts * room), "The width is left out: a place holds a whole"),
         (
@@ -683,27 +397,12 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         ),
     ],
     "pacing": [
-        (
-            pace(share=lambda t, steps, degree: min(t / steps, 1) / degree),
-            "You divide the share by the degree: its root",
-        ),
-        (
-            pace(share=lambda t, steps, degree: min(t // steps, 1) ** (1 / degree)),
-            "Your share is a whole number (//): the length",
-        ),
-        (
-            pace(share=lambda t, steps, degree: min((t + 1) / steps, 1) ** (1 / degree)),
-            "You are one step ahead: t is counted from",
-        ),
-        (
-            pace(share=lambda t, steps, degree: max(t / steps, 1) ** (1 / degree)),
-            "You take the larger of t / steps and",
-        ),
+        (pace(share=lambda t, steps, degree: min(t / steps, 1) / degree), "You divide the share by the degree: its"),
+        (pace(share=lambda t, steps, degree: min(t // steps, 1) ** (1 / degree)), "Your share is a whole number (//):"),
+        (pace(share=lambda t, steps, degree: min((t + 1) / steps, 1) ** (1 / degree)), "You are one step ahead: t is"),
+        (pace(share=lambda t, steps, degree: max(t / steps, 1) ** (1 / degree)), "You take the larger of t / steps"),
         (pace(share=lambda t, steps, degree: min(t / steps, 1) ** (1 // degree)), "on: divide with /, **"),
-        (
-            pace(length=lambda start, end, share: end - (end - start) * share),
-            "Your sequences become shorter: they grow from",
-        ),
+        (pace(length=lambda start, end, share: end - (end - start) * share), "Your sequences become shorter: they"),
         (pace(length=lambda start, end, share: (end - start) * share), "You give what is gained alone: add start."),
         (pace(whole=lambda length, multiple: int(length) % multiple), "You return the remainder: take it away from"),
         (pace(whole=lambda length, multiple: int(length / multiple)), "You return how many multiples there are"),

@@ -20,8 +20,8 @@ class Through(torch.autograd.Function):
         return gradients[0]
 
 
-def aware(way: str = "right", swap: bool = False, rounding: str = "function", extra: int = 0) -> Answer:
-    """A loop of QAT: `way` is what is wrong with it, the others are ways to write it."""
+def aware(way: str) -> Answer:
+    """A loop of QAT: `way` is what is wrong with it."""
 
     def low(weight: Any, bits: int) -> Any:
         high = 2 ** (bits - 1) - 1
@@ -29,8 +29,6 @@ def aware(way: str = "right", swap: bool = False, rounding: str = "function", ex
         scale = sizes.max() / high if way == "matrix" else sizes.max(dim=1, keepdim=True).values / high
         if way == "no gradient":
             return torch.round(weight / scale).clamp(-high, high) * scale
-        if rounding == "detach":
-            return weight + ((weight / scale).round().clamp(-high, high) * scale - weight).detach()
         return Through.apply(weight / scale).clamp(-high, high) * scale
 
     def answer(model: Any, names: Any, batches: Any, optimizer: Any, bits: int) -> None:
@@ -43,15 +41,9 @@ def aware(way: str = "right", swap: bool = False, rounding: str = "function", ex
                 for weight in weights.values():
                     weight.data = low(weight, bits).detach()
             rounded = {} if way in ("dense", "once", "overwritten") else {n: low(w, bits) for n, w in weights.items()}
-            if extra:
-                rounded = {**dict(model.named_parameters()), **rounded}
-            if swap and way != "adds up":
+            if way != "adds up":
                 optimizer.zero_grad()
-            out = torch.func.functional_call(model, rounded, images)
-            loss = F.nll_loss(out.log_softmax(1), labels) if extra > 1 else F.cross_entropy(out, labels)
-            if not swap and way != "adds up":
-                model.zero_grad() if extra else optimizer.zero_grad()
-            loss.backward()
+            F.cross_entropy(torch.func.functional_call(model, rounded, images), labels).backward()
             if way != "no step":
                 optimizer.step()
             if way == "first":
@@ -78,45 +70,30 @@ def aware_by_parametrization(model: Any, names: Any, batches: Any, optimizer: An
         optimizer.step()
 
 
-def held(way: str = "right", by: str = "mul", swap: bool = False) -> Answer:
-    """A loop under masks: `way` is what is wrong with it, `by` how the masks are applied."""
+def held(way: str) -> Answer:
+    """A loop under masks: `way` is what is wrong with it."""
 
     def prune(model: Any, masks: Any) -> None:
         for name, mask in masks.items():
             weight = model.get_parameter(name)
             own = 1 - mask if way == "inverted" else mask
-            if by == "mul":
-                weight.data *= own
-            elif by == "no_grad":
-                with torch.no_grad():
-                    weight.mul_(own)
-            elif by == "index":
-                weight.data[own == 0] = 0.0
-            elif by == "where":
-                weight.data = torch.where(own > 0, weight.data, torch.zeros_like(weight.data))
-            else:
-                with torch.no_grad():
-                    weight.copy_(weight * own)
+            weight.data *= own
 
     def answer(model: Any, masks: Any, batches: Any, optimizer: Any) -> None:
         if way not in ("at the end", "not before", "dense"):
             prune(model, masks)
         for images, labels in () if way == "untrained" else batches:
-            if by == "before each":
-                prune(model, masks)
-            if swap and way != "adds up":
-                optimizer.zero_grad()
             loss = F.cross_entropy(model(images), labels)
-            if not swap and way != "adds up":
+            if way != "adds up":
                 optimizer.zero_grad(set_to_none=True)
             loss.backward()
             if way == "gradients":
                 for name, mask in masks.items():
                     model.get_parameter(name).grad *= mask
             optimizer.step()
-            if way not in ("before", "gradients", "at the end", "dense") and by != "before each":
+            if way not in ("before", "gradients", "at the end", "dense"):
                 prune(model, masks)
-        if way == "at the end" or by == "before each":
+        if way == "at the end":
             prune(model, masks)
 
     return answer
@@ -136,36 +113,26 @@ def held_with_gradients(model: Any, masks: Any, batches: Any, optimizer: Any) ->
             model.get_parameter(name).data.mul_(mask)
 
 
-def cached(way: str = "right", mask: str = "tril", by_hand: bool = False, repeat: bool = False) -> Answer:
-    """Attention with a cache: `way` is what is wrong with it, `mask` and `by_hand` how it is written."""
+def cached(way: str = "right", by_hand: bool = False) -> Answer:
+    """Attention with a cache: `way` is what is wrong with it."""
 
     def answer(q: Any, k: Any, v: Any, cache: Any) -> Any:
         new = (k, v)
-        old = 0
         if cache is not None and way != "forgets":
-            old = cache[0].size(2)
             pairs = [(b, a) if way == "reversed" else (a, b) for a, b in zip(cache, new, strict=True)]
             k, v = (torch.cat(pair, dim=2) for pair in pairs)
         kept = new if way == "last" else (k, v)
         heads, t, s = q.shape[1], q.shape[2], k.shape[2]
-        if repeat or way == "repeated":
+        if way == "repeated":
             k, v = (one.repeat_interleave(heads // one.shape[1], dim=1) for one in (k, v))
         kept = (k, v) if way == "repeated" and cache is None else kept
         if way == "is_causal":
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), kept
-        if mask == "tril":
-            seen = torch.ones(t, s, dtype=torch.bool).tril(s - t)
-        elif mask == "positions":
-            seen = torch.arange(s)[None, :] <= torch.arange(s - t, s)[:, None]
-        elif mask == "triu":
-            seen = ~torch.ones(t, s, dtype=torch.bool).triu(s - t + 1)
-        else:
-            seen = torch.cat([torch.ones(t, s - t, dtype=torch.bool), torch.ones(t, t, dtype=torch.bool).tril()], 1)
+        seen = torch.ones(t, s, dtype=torch.bool).tril(s - t)
         if way == "sees all":
             seen = torch.ones(t, s, dtype=torch.bool)
         if way == "not itself":
             seen = torch.ones(t, s, dtype=torch.bool).tril(max(s - t - 1, 0))
-        del old
         if by_hand:
             k, v = (one.repeat_interleave(heads // one.shape[1], dim=1) for one in (k, v))
             scores = q @ k.transpose(2, 3) / (1.0 if way == "unscaled" else math.sqrt(q.shape[-1]))
@@ -213,14 +180,12 @@ def lora(way: str = "right", written: str = "parameters") -> Answer:
                 way, right
             )
 
-        def forward(self, x: Any) -> Any:  # noqa: PLR0911 - one way each
+        def forward(self, x: Any) -> Any:
             if way == "no grad":
                 with torch.no_grad():
                     own = self.linear(x)
             else:
-                own = self.linear(x) if written != "functional" else F.linear(x, self.linear.weight, self.linear.bias)
-            if written == "merged":
-                return F.linear(x, self.linear.weight + self.factor * self.b @ self.a, self.linear.bias)
+                own = self.linear(x)
             if written == "linears":
                 return own + self.factor * self.b(self.a(x))
             if written == "transposed":
@@ -229,29 +194,16 @@ def lora(way: str = "right", written: str = "parameters") -> Answer:
                 return self.factor * (x @ self.a.T @ self.b.T)
             if way == "relu":
                 return own + self.factor * ((x @ self.a.T).relu() @ self.b.T)
-            if written == "einsum":
-                return own + self.factor * torch.einsum("...i,ri,or->...o", x, self.a, self.b)
             return own + self.factor * ((x @ self.a.T) @ self.b.T)
 
     return Layer
 
 
 RIGHT: list[tuple[str, Answer]] = [
-    *(("aware-training", aware(swap=swap, rounding=how)) for swap in (False, True) for how in ("function", "detach")),
-    ("aware-training", aware(extra=1)),
-    ("aware-training", aware(extra=2, rounding="detach")),
     ("aware-training", aware_by_parametrization),
-    *(("pruned-training", held(by=by)) for by in ("mul", "no_grad", "index", "where", "copy", "before each")),
-    ("pruned-training", held(swap=True)),
     ("pruned-training", held_with_gradients),
-    *(("kv-cache", cached(mask=mask)) for mask in ("tril", "positions", "triu", "blocks")),
     ("kv-cache", cached(by_hand=True)),
-    ("kv-cache", cached(repeat=True)),
-    ("kv-cache", cached(by_hand=True, mask="positions")),
-    *(
-        ("lora", lora(written=one))
-        for one in ("parameters", "transposed", "linears", "functional", "merged", "einsum", "uniform")
-    ),
+    *(("lora", lora(written=one)) for one in ("transposed", "linears", "uniform")),
 ]
 WRONG: dict[str, list[tuple[Answer, str]]] = {
     "aware-training": [

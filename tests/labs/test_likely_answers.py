@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from dlojz.by_hand.tensor.axis import add_up
 from dlojz.labs.kit.exercise import judge
 from dlojz.labs.lab09_optimizers.exercises_compression import compress, read, write
 from tests.labs.bank import exercises_of_all_labs, first_of_each
@@ -67,28 +66,11 @@ def accumulated_by_hand(model: Any, micro_batches: Any) -> None:
         parameter.grad = gradient / (dist.get_world_size() * len(micro_batches))
 
 
-def cut_from_the_back(weights: Any, limit: float) -> list[int]:
-    bounds, load = [len(weights)], 0.0
-    for place in reversed(range(len(weights))):
-        if load + weights[place] > limit:
-            bounds.append(place + 1)
-            load = 0.0
-        load += weights[place]
-    return [0, *reversed(bounds)]
-
-
 def stale(step: float, delay: int, updates: int) -> list[float]:
     weights = [1.0]
     for t in range(updates):
         weights.append(weights[t] - step * weights[t - delay if t >= delay else t])
     return weights
-
-
-def one_hot_rows(tokens: Any, table: Any, axis: Any) -> Any:
-    own = tokens - axis.rank * len(table)
-    known = (own >= 0) & (own < len(table))
-    rows = F.one_hot(own.clamp(0, len(table) - 1), len(table)).to(table.dtype) * known[..., None]
-    return add_up(rows @ table, axis)
 
 
 def nodes_less_one(collective: str, message_bytes: float, group: Any, gpus_per_node: int) -> float:
@@ -296,20 +278,14 @@ WRONG: list[tuple[str, Any, str]] = [
         "merged places first, then ranks",
     ),
     ("integer-linear", integer_linear(lambda x, w: x @ w), "the product alone needs the inputs first"),
-    ("integer-linear", integer_linear(torch.mm), "the product alone needs the inputs first"),
     ("integer-linear", integer_linear(correction=lambda w: w.sum(dim=0)), "w_q.int().sum(1) in place of sum(0)"),
     ("integer-linear", integer_linear(correction=lambda w: w.sum(-1, keepdim=True)), "without keepdim"),
 ]
 RIGHT: list[tuple[str, Any]] = [
-    ("attention", lambda q, k, v: (q @ k.T / q.shape[1] ** 0.5).log_softmax(1).exp() @ v),
-    ("patches", lambda image, side: F.unfold(image[None], side, stride=side)[0].T),
     ("ring-all-reduce", ring()),
     ("accumulation", accumulated_by_hand),
-    ("first-fit", cut_from_the_back),
     ("offload-bytes", states_of((16, 2, 0), (0, 16, 18))),
-    ("vocabulary-embedding", one_hot_rows),
     ("gather-metrics", samples_gathered_as_objects),
-    ("shares-to-read", overlaps(lambda elements, ranks: math.ceil(elements / ranks))),
     ("compressed-all-reduce", compressed_mean()),
     (
         "exchange",
@@ -318,7 +294,6 @@ RIGHT: list[tuple[str, Any]] = [
             lambda made, n, own, c, d: made.view(own, c, n, d).permute(2, 0, 1, 3),
         ),
     ),
-    ("integer-linear", integer_linear(lambda x, w: torch.tensordot(x, w, ([1], [1])))),
 ]
 
 

@@ -76,18 +76,6 @@ def maxima_added(samples: Any) -> int:
     return sum(max(sample.get(name, 0) for sample in samples) for name in names)
 
 
-def by_parts(s: int, b: int, h: int, a: int) -> int:
-    sbh, scores = s * b * h, a * s**2 * b
-    attention = 2 * sbh + 4 * sbh + (2 * scores + scores + 2 * scores) + 2 * sbh + 2 * sbh + sbh
-    mlp = 2 * sbh + 8 * sbh + 8 * sbh + sbh
-    return attention + mlp + 2 * 2 * sbh
-
-
-def batch_from_two_points(taken: Answer, limit: int) -> int:
-    slope = (taken(16) - taken(8)) / 8
-    return max(0, math.floor((limit - (taken(8) - 8 * slope)) / slope))
-
-
 def batch_by_trying(taken: Answer, limit: int) -> int:
     batch = 0
     while taken(batch + 1) <= limit:
@@ -158,21 +146,6 @@ def in_segments(run: Answer) -> Answer:
     return answer
 
 
-def without_graph(blocks: Any, x: Any, per_segment: int) -> Any:
-    with torch.no_grad():
-        return plain_loop(blocks, x, per_segment)
-
-
-def late_binding(blocks: Any, x: Any, per_segment: int) -> Any:
-    for start in range(0, len(blocks), per_segment):
-
-        def segment(y: Any) -> Any:
-            return plain_loop(blocks[start : start + per_segment], y, 1)  # noqa: B023 - the mistake itself
-
-        x = checkpoint(segment, x, use_reentrant=False)
-    return x
-
-
 def parameters_by_type(model: Any, host: Any) -> Any:
     def pack(tensor: Any) -> Any:
         return tensor if isinstance(tensor, nn.Parameter) else host.store(tensor)
@@ -239,19 +212,6 @@ def all_held_and_the_fullest(blocks: Any, plan: Any) -> Any:
     return held_by(blocks, plan) + max(backward)
 
 
-def plan_by_blocks(blocks: Any, budget: float) -> Any:
-    """Dynamic programming over (bytes held, seconds, plan): another way to the same plan."""
-    states: list[tuple[float, float, list[str]]] = [(0, 0, [])]
-    for block in blocks:
-        states = [
-            (held + block.held_bytes[choice], taken + block.seconds[choice], [*plan, choice])
-            for held, taken, plan in states
-            for choice in CHOICES
-            if held + block.backward_bytes[choice] <= budget
-        ]
-    return min(states, key=lambda state: state[1])[2] if states else None
-
-
 def one_choice_for_all(blocks: Any, budget: float) -> Any:
     able = [[choice] * len(blocks) for choice in CHOICES if peak_walked(blocks, [choice] * len(blocks)) <= budget]
     return min(able, key=lambda plan: seconds_of(blocks, plan), default=None)
@@ -282,39 +242,6 @@ def even_where_none_fits(blocks: Any, budget: float) -> Any:
     return tried_all(blocks, budget, peak_walked) or ["offload"] * len(blocks)
 
 
-def by_item_sizes(precision: str, optimizer: str) -> int:
-    half, full = torch.bfloat16.itemsize, torch.float32.itemsize
-    kept = [half if precision.startswith("bf16") else full, half if precision == "bf16" else full]
-    if precision.startswith("bf16"):
-        kept.append(full)
-    return sum(kept + ["sgd", "momentum", "adamw"].index(optimizer) * [full])
-
-
-def by_cases(precision: str, optimizer: str) -> int:
-    total = 8 if precision in ("fp32", "autocast") else 8 if precision == "bf16" else 10
-    if optimizer == "momentum":
-        total += 4
-    elif optimizer == "adamw":
-        total += 8
-    return total
-
-
-def peak_by_loop(samples: Any) -> int:
-    most = 0
-    for sample in samples:
-        total = 0
-        for category in sample:
-            total += sample[category]
-        most = total if total > most else most
-    return most
-
-
-def by_terms(s: int, b: int, h: int, a: int) -> int:
-    wide = [2] * 6 + [2 * 4] * 2 + [2 * 1] * 2 + [1, 1]
-    square = [2, 1, 2]
-    return sum(wide) * s * b * h + sum(square) * a * s * s * b
-
-
 def batch_by_fractions(taken: Answer, limit: int) -> int:
     near, far = taken(8), taken(32)
     slope = Fraction(far - near, 24)
@@ -334,36 +261,9 @@ def batch_along_the_line(taken: Answer, limit: int) -> int:
     return batch
 
 
-def batch_confirmed(taken: Answer, limit: int) -> int:
-    slope = (taken(16) - taken(8)) / 8
-    batch = int((limit - taken(8)) / slope + 8)
-    return batch if batch > 0 else 0
-
-
 def batch_by_numpy(taken: Answer, limit: int) -> Any:
     fixed, slope = np.linalg.solve([[1, 10], [1, 20]], [taken(10), taken(20)])
     return np.clip(np.floor((limit - fixed) / slope + 1e-9), 0, None)
-
-
-def one_after_the_other(x: Any, *blocks: Any) -> Any:
-    for block in blocks:
-        x = block(x)
-    return x
-
-
-def segments_as_arguments(blocks: Any, x: Any, per_segment: int) -> Any:
-    start = 0
-    while start < len(blocks):
-        x = checkpoint(one_after_the_other, x, *blocks[start : start + per_segment], use_reentrant=False)
-        start += per_segment
-    return x
-
-
-def segments_recursive(blocks: Any, x: Any, per_segment: int) -> Any:
-    if not len(blocks):
-        return x
-    x = checkpoint(lambda y: one_after_the_other(y, *blocks[:per_segment]), x, use_reentrant=False)
-    return segments_recursive(blocks[per_segment:], x, per_segment)
 
 
 def segments_partial(blocks: Any, x: Any, per_segment: int) -> Any:
@@ -373,38 +273,6 @@ def segments_partial(blocks: Any, x: Any, per_segment: int) -> Any:
 
 def run_of(run: Answer) -> Answer:
     return lambda x, segment: run(nn.Sequential(*segment), x)
-
-
-def segments_bound(blocks: Any, x: Any, per_segment: int) -> Any:
-    for start in range(0, len(blocks), per_segment):
-
-        def segment(y: Any, start: int = start) -> Any:
-            return one_after_the_other(y, *blocks[start : start + per_segment])
-
-        x = checkpoint(segment, x, use_reentrant=False)
-    return x
-
-
-def segments_by_number(blocks: Any, x: Any, per_segment: int) -> Any:
-    for number in range(-(-len(blocks) // per_segment)):
-        own = [block for i, block in enumerate(blocks) if i // per_segment == number]
-        x = checkpoint(nn.Sequential(*own).forward, x, use_reentrant=False, determinism_check="none")
-    return x
-
-
-class Segment(nn.Module):
-    def __init__(self, blocks: Any) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(blocks)
-
-    def forward(self, x: Any) -> Any:
-        return one_after_the_other(x, *self.blocks)
-
-
-def segments_as_modules(blocks: Any, x: Any, per_segment: int) -> Any:
-    for segment in [Segment(blocks[i : i + per_segment]) for i in range(0, len(blocks), per_segment)]:
-        x = checkpoint(segment, x, use_reentrant=False)
-    return x
 
 
 class ByHand(torch.autograd.Function):
@@ -436,55 +304,12 @@ def address(tensor: Any) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def hooks_of_pairs(model: Any, host: Any) -> Any:
-    def pack(tensor: Any) -> Any:
-        if any(address(tensor) == address(parameter) for parameter in model.parameters()):
-            return "here", tensor
-        return "host", host.store(tensor)
-
-    return pack, lambda packed: packed[1] if packed[0] == "here" else host.fetch(packed[1])
-
-
-def hooks_of_functions(model: Any, host: Any) -> Any:
-    weights = [address(parameter) for parameter in model.parameters()]
-
-    def pack(tensor: Any) -> Any:
-        if address(tensor) in weights:
-            return lambda: tensor
-        number = host.store(tensor)
-        return lambda: host.fetch(number)
-
-    return pack, lambda packed: packed()
-
-
-def hooks_by_name(model: Any, host: Any) -> Any:
-    names = {address(parameter): name for name, parameter in model.named_parameters()}
-    return (
-        lambda tensor: tensor if names.get(address(tensor)) else host.store(tensor),
-        lambda packed: host.fetch(packed) if isinstance(packed, int) else packed,
-    )
-
-
 def hooks_of_the_state(model: Any, host: Any) -> list[Any]:
     weights = set(map(address, model.state_dict().values()))
     return [
         lambda t: t if address(t) in weights else host.store(t),
         lambda p: p if torch.is_tensor(p) else host.fetch(p),
     ]
-
-
-def hooks_with_a_list(model: Any, host: Any) -> Any:
-    kept: list[Any] = []
-
-    def pack(tensor: Any) -> Any:
-        weight = address(tensor) in {address(parameter) for parameter in model.parameters()}
-        kept.append(tensor if weight else host.store(tensor.detach()))
-        return len(kept) - 1
-
-    def unpack(place: int) -> Any:
-        return kept[place] if isinstance(kept[place], torch.Tensor) else host.fetch(kept[place])
-
-    return pack, unpack
 
 
 class Hooks:
@@ -510,39 +335,6 @@ def hooks_by_base(model: Any, host: Any) -> Any:
         return tensor if id(tensor) in known or id(tensor._base) in known else host.store(tensor)
 
     return pack, lambda packed: packed if isinstance(packed, torch.Tensor) else host.fetch(packed)
-
-
-def exposed_by_cases(moved: float, link: float, forward: float) -> float:
-    way, added = moved / link, 0.0
-    if way > forward:
-        added += way - forward
-    if way > 2 * forward:
-        added += way - 2 * forward
-    return added
-
-
-def plan_by_recursion(blocks: Any, budget: float) -> Any:
-    def best(number: int, held: float) -> Any:
-        if number == len(blocks):
-            return 0.0, []
-        block, found = blocks[number], None
-        for choice in CHOICES:
-            if held + block.backward_bytes[choice] > budget:
-                continue
-            rest = best(number + 1, held + block.held_bytes[choice])
-            if rest and (found is None or rest[0] + block.seconds[choice] < found[0]):
-                found = rest[0] + block.seconds[choice], [choice, *rest[1]]
-        return found
-
-    found = best(0, 0)
-    return found and found[1]
-
-
-def plan_from_the_fastest(blocks: Any, budget: float) -> Any:
-    for plan in sorted(product(CHOICES, repeat=len(blocks)), key=lambda plan: seconds_of(blocks, plan)):
-        if peak_walked(blocks, plan) <= budget:
-            return plan
-    return None
 
 
 def peak_accumulated(blocks: Any, plan: Any) -> Any:
@@ -576,10 +368,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda p, o: from_a_table(p, o) - 2 * p.startswith("bf16"), "Your master copy takes 2 bytes"),
         (lambda p, o: from_a_table(p, o) + 4 * (p == "autocast"), "You count a master copy under autocast"),
         (lambda p, o: {"fp32": 8, "bf16": 8, "bf16_fp32_gradients": 10}[p] + MOMENTS[o], "'autocast'"),
-        (
-            lambda p, o: TABLE[p] + {"sgd": 4, "momentum": 8, "adamw": 8}[o],
-            "One moment too many for SGD and for SGD with momentum",
-        ),
+        (lambda p, o: TABLE[p] + {"sgd": 4, "momentum": 8, "adamw": 8}[o], "One moment too many for SGD and for SGD"),
         (lambda p, o: (4 if p in ("fp32", "autocast") else 6) + MOMENTS[o], "The gradients are missing"),
         (lambda p, o: TABLE[p], "The moments of the optimizer are missing"),
     ],
@@ -589,22 +378,13 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda samples: sum(samples[-1].values()), "end of the step"),
         (lambda samples: sum(map(sum, (sample.values() for sample in samples))), "add the moments up"),
         (lambda samples: max(samples, key=lambda sample: sum(sample.values())), "but a number is expected"),
-        (
-            lambda samples: max(sum(sample[name] for name in samples[0]) for sample in samples),
-            "You add the categories of the first moment only",
-        ),
+        (lambda samples: max(sum(sample[name] for name in samples[0]) for sample in samples), "You add the categories"),
         (lambda samples: sum(sum(s.values()) for s in samples) / len(samples), "That is the mean over the step"),
-        (
-            lambda samples: int(np.argmax([sum(s.values()) for s in samples])),
-            "That is the moment of the peak, its place in the list",
-        ),
+        (lambda samples: int(np.argmax([sum(s.values()) for s in samples])), "That is the moment of the peak, its"),
         (lambda samples: sum(samples[0].values()), "That is the beginning of the step"),
         (lambda samples: max(sum(s.values()) for s in samples[:-1]), "You leave out the last moment"),
         (lambda samples: max(sum(s.values()) for s in samples[1:]), "You leave out the first moment"),
-        (
-            lambda samples: max(sum(s.values()) for s in samples) / 2**20,
-            "In every case your result is 1,048,576 times too small",
-        ),
+        (lambda samples: max(sum(s.values()) for s in samples) / 2**20, "In every case your result is 1,048,576 times"),
         (lambda samples: [sum(s.values()) for s in samples], "Your function returns a list, but a number is expected"),
     ],
     "block-activations": [
@@ -632,16 +412,10 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (batch_by_trying, "Two points are enough"),
         (lambda taken, limit: largest_batch(taken, limit - 1), "Where a batch takes exactly limit_bytes, it fits (≤,"),
         (lambda taken, limit: largest_batch(taken, limit) - 1, "In every case your result is too small by 1: look at"),
-        (
-            lambda taken, limit: max(1, largest_batch(taken, limit)),
-            "Where not even one sample fits, your function still",
-        ),
+        (lambda taken, limit: max(1, largest_batch(taken, limit)), "not even one sample fits, your function still"),
         (lambda taken, limit: limit // taken(8) * 8, "is expected, but your function returns"),
         (lambda taken, limit: largest_batch(taken, limit) + 1, "In every case your result is too large by 1: look at"),
-        (
-            lambda taken, limit: (limit - taken(8)) / ((taken(16) - taken(8)) / 8),
-            "taken_bytes(8) is not the fixed part",
-        ),
+        (lambda taken, limit: (limit - taken(8)) / ((taken(16) - taken(8)) / 8), "taken_bytes(8) is not the fixed"),
         (
             lambda taken, limit: max(0, (limit - (taken(8) - (taken(16) - taken(8)))) / ((taken(16) - taken(8)) / 8)),
             "A batch is a whole number of samples",
@@ -661,10 +435,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda p, a, n, d: 16 * p + 4 * p * (d > 1) + a, "one single image"),
         (lambda p, a, n, d: 16 * p + 4 * p * d + a * n // d, "You count one copy of the gradients per replica"),
         (lambda p, a, n, d: 12 * p + 4 * p * (d > 1) + a * n // d, "A state is missing"),
-        (
-            lambda p, a, n, d: 16 * p + 4 * p * (d > 2) + a * n // d,
-            "The buckets are there from dp = 2 on (dp > 1, not dp >",
-        ),
+        (lambda p, a, n, d: 16 * p + 4 * p * (d > 2) + a * n // d, "The buckets are there from dp = 2 on (dp > 1, not"),
         (lambda p, a, n, d: 16 * p + 2 * p * (d > 1) + a * n // d, "The buckets are in fp32, as the gradients are"),
         (lambda p, a, n, d: d * (16 * p + 4 * p * (d > 1)) + a * n, "should be"),
         (lambda p, a, n, d: 16 * p + 4 * p * (d > 1), "The activations are missing"),
@@ -677,41 +448,20 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (whole_model, "your segments are too long"),
         (nested, "runs 3 times"),
         (last_segment_lost, "these never run: 6"),
-        (
-            in_segments(lambda segment, y, x: checkpoint(segment, x, use_reentrant=False)),
-            "must begin with what the one before gives",
-        ),
+        (in_segments(lambda segment, y, x: checkpoint(segment, x, use_reentrant=False)), "must begin with what the"),
         (in_segments(lambda segment, y, x: checkpoint(segment, y, use_reentrant=True)), "use_reentrant=False"),
         (
             in_segments(lambda segment, y, x: checkpoint(segment, y.detach(), use_reentrant=False)),
             "a detach cuts all that comes before it",
         ),
-        (without_graph, "no parameter gets a gradient"),
-        (late_binding, "sees the last value of the loop's variables"),
         (
             in_segments(lambda s, y, x: checkpoint(s, y, use_reentrant=False, preserve_rng_state=False)),
             "same mask twice",
         ),
         (forgot_return, "end it with return"),
-        (
-            lambda blocks, x, per: checkpointed(blocks, x, max(1, len(blocks) // per)),
-            "After forward, the outputs of 2 blocks are in memory, 3",
-        ),
+        (lambda blocks, x, per: checkpointed(blocks, x, max(1, len(blocks) // per)), "After forward, the outputs of 2"),
         (lambda blocks, x, per: checkpointed(blocks[:per], x, per), "2 per segment, these never run"),
-        (
-            lambda blocks, x, per: checkpointed(blocks, x, per).detach(),
-            "The output is right, but no parameter gets a gradient",
-        ),
-        (
-            lambda blocks, x, per: torch.utils.checkpoint.checkpoint_sequential(
-                nn.Sequential(*blocks), -(-len(blocks) // per), x, use_reentrant=False
-            ),
-            "After forward, 2 of the 6 hidden activations are still",
-        ),
-        (
-            lambda blocks, x, per: checkpointed(blocks[::-1], x, per),
-            "The output is not that of the blocks run one after the",
-        ),
+        (lambda blocks, x, per: checkpointed(blocks[::-1], x, per), "The output is not that of the blocks run one"),
         (lambda blocks, x, per: checkpointed(blocks, x, 2), "After forward, the outputs of 4 blocks are in memory"),
     ],
     "offload": [
@@ -723,37 +473,13 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (only_large, "all that is saved but the weights"),
         (lambda model, host: offload_hooks(model, host)[0], "Two functions are expected"),
         (forgot_return, "return pack, unpack"),
-        (
-            lambda model, host: tuple(reversed(offload_hooks(model, host))),
-            "unpack gives back an object of type int, but a tensor",
-        ),
-        (
-            lambda model, host: (
-                lambda t: t if any(t is p for p in model.parameters()) else host.store(t),
-                lambda p: p if torch.is_tensor(p) else host.fetch(p),
-            ),
-            "Your hooks also move 1,280 bytes of weights, which stay",
-        ),
-        (
-            lambda model, host: (
-                lambda t: t if t.data_ptr() in {p.data_ptr() for p in model.parameters()} else host.store(t),
-                lambda p: p,
-            ),
-            "unpack gives back an object of type int, but a tensor",
-        ),
+        (lambda model, host: tuple(reversed(offload_hooks(model, host))), "unpack gives back an object of type int,"),
         (
             lambda model, host: (
                 lambda t: host.store(t) if address(t) in {address(p) for p in model.parameters()} else t,
                 lambda p: p if torch.is_tensor(p) else host.fetch(p),
             ),
             "It is the other way round",
-        ),
-        (
-            lambda model, host: (
-                offload_hooks(model, host)[0],
-                lambda p: p if torch.is_tensor(p) else torch.zeros_like(host.fetch(p)),
-            ),
-            "The gradients are no longer those of the model without",
         ),
         (
             lambda model, host: (
@@ -778,10 +504,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda moved, link, forward: 2 * moved / link - 3 * forward, "max(0, …)"),
         (lambda m, w, f: max(0, m * w - f) + max(0, m * w - 2 * f), "You multiply bytes by bytes per second"),
         (lambda m, w, f: max(0, m / w - 2 * f), "That is the way back"),
-        (
-            lambda m, w, f: max(0, m / w - f) + max(0, m / w - f / 2),
-            "Backward takes twice as long as forward, not half as",
-        ),
+        (lambda m, w, f: max(0, m / w - f) + max(0, m / w - f / 2), "Backward takes twice as long as forward, not"),
         (lambda m, w, f: max(0, m / 2 / w - f) + max(0, m / 2 / w - 2 * f), "You send half of the bytes each way"),
         (lambda m, w, f: m / w, "That is the time of one way"),
         (lambda m, w, f: max(m / w, f) + max(m / w, 2 * f), "That is the time of both passes with their transfers"),
@@ -844,71 +567,38 @@ REFERENCES: dict[str, Answer] = {
     "activation-plan": cheapest_plan,
 }
 OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
-    ("bytes-per-parameter", from_a_table),
-    ("peak", lambda samples: max([sum(sample.values()) for sample in samples])),
-    ("block-activations", by_parts),
     ("block-activations", lambda s, b, h, a: s * b * h * (34 + 5 * a * s / h)),
-    ("largest-batch", batch_from_two_points),
-    ("activation-plan", plan_by_blocks),
-    ("activation-plan", lambda blocks, budget: tried_all(blocks, budget, peak_walked)),
-    ("bytes-per-parameter", by_item_sizes),
-    ("bytes-per-parameter", by_cases),
     ("bytes-per-parameter", lambda p, o: np.add(10 if p[-1] == "s" else 8, 4 * ["sgd", "momentum", "adamw"].index(o))),
     (
         "bytes-per-parameter",
         lambda p, o: 4.0 * (2 + (p == "bf16_fp32_gradients") / 2) + {"sgd": 0, "momentum": 4}.get(o, 8),
     ),
-    ("peak", peak_by_loop),
-    ("peak", lambda samples: sorted(sum(sample.values()) for sample in samples)[-1]),
-    ("peak", lambda samples: max(map(sum, map(dict.values, samples)))),
     ("peak", lambda samples: np.max([np.sum(list(sample.values())) for sample in samples])),
     ("peak", lambda samples: torch.tensor([sum(sample.values()) for sample in samples]).max()),
-    ("peak", lambda samples: sum(max(samples, key=lambda sample: sum(sample.values())).values())),
-    ("block-activations", by_terms),
-    ("block-activations", lambda s, b, h, a: s * b * (34 * h + 5 * a * s)),
-    ("block-activations", lambda s, b, h, a: 2 * s * b * h * (16 + 1) + 2.5 * (2 * a * s**2 * b)),
     ("block-activations", lambda s, b, h, a: np.dot([34, 5], [s * b * h, a * s**2 * b])),
     ("largest-batch", batch_by_fractions),
     ("largest-batch", batch_by_polyfit),
     ("largest-batch", batch_along_the_line),
-    ("largest-batch", batch_confirmed),
     ("largest-batch", batch_by_numpy),
-    ("data-parallel-bytes", lambda p, a, n, d: 4 * p * (4 + min(d // 2, 1)) + n // d * a),
-    ("data-parallel-bytes", lambda p, a, n, d: 16 * p + 4 * p * (d > 1) + a * (n // d)),
     ("data-parallel-bytes", lambda p, a, n, d: (20 if d >= 2 else 16) * p + a * n / d),
-    ("data-parallel-bytes", lambda p, a, n, d: sum([4 * p] * (4 + min(1, d - 1))) + sum([a] * (n // d))),
     ("data-parallel-bytes", lambda p, a, n, d: np.array([16 + 4 * (d != 1), n / d]) @ np.array([p, a])),
-    ("checkpoint", segments_as_arguments),
-    ("checkpoint", segments_recursive),
     ("checkpoint", segments_partial),
-    ("checkpoint", segments_bound),
-    ("checkpoint", segments_by_number),
-    ("checkpoint", segments_as_modules),
     ("checkpoint", segments_by_hand),
-    ("offload", hooks_of_pairs),
-    ("offload", hooks_of_functions),
-    ("offload", hooks_by_name),
     ("offload", hooks_of_the_state),
-    ("offload", hooks_with_a_list),
     ("offload", hooks_of_an_object),
     ("offload", hooks_by_base),
-    ("exposed-seconds", exposed_by_cases),
     ("exposed-seconds", lambda moved, link, forward: sum(max(0, moved / link - n * forward) for n in (1, 2))),
     ("exposed-seconds", lambda moved, link, forward: np.maximum(0, moved / link - np.array([1, 2]) * forward).sum()),
     ("exposed-seconds", lambda m, w, f: torch.relu(m / w - torch.tensor([f, 2 * f], dtype=torch.float64)).sum()),
     ("exposed-seconds", lambda m, w, f: max(m / w, f) - f + max(m / w, 2 * f) - 2 * f),
-    ("activation-plan", plan_by_recursion),
-    ("activation-plan", plan_from_the_fastest),
     ("activation-plan", plan_by_loop),
     ("activation-plan", plan_of_an_array),
-    ("activation-plan", lambda b, most: tried_all(b, most, peak_walked, CHOICES[::-1])),
 ]
 
 
 class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab02_memory.PREDICTIONS
     wrong, right, others = BANK, REFERENCES, OTHER_RIGHT_ANSWERS
-    least, least_right = 6, 8
 
 
 def test_cheapest_plan_finds_what_the_integer_programme_finds() -> None:

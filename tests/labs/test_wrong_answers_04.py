@@ -1083,7 +1083,6 @@ OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
 class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab04_zero.PREDICTIONS
     wrong, right, others = BANK, REFERENCES, OTHER_RIGHT_ANSWERS
-    least, least_right = 6, 8
 
 
 @pytest.mark.parametrize(("first", "messages"), [(layer_by_layer, 12), (with_the_last_kept, 11)])

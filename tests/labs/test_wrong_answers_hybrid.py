@@ -302,7 +302,6 @@ OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
     ("grid-degrees", derived),
     ("grid-groups", strided),
     ("grid-groups", by_key(others)),
-    ("between-nodes", ring()),
     ("hybrid-step", step()),
     ("hybrid-step", shared_by_hand),
     ("ring-attention", attention_ring(together=False)),
@@ -436,7 +435,6 @@ class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab.PREDICTIONS
     wrong, right = WRONG, REFERENCES
     others = (*OTHER_RIGHT_ANSWERS, *student.RIGHT)
-    least, least_right = 6, 8
 
 
 @pytest.mark.parametrize("answer", [in_order, by_neighbours])

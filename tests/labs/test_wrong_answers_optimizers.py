@@ -540,7 +540,6 @@ class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab09_optimizers.PREDICTIONS
     wrong, right = WRONG, REFERENCES
     others = (*OTHER_RIGHT_ANSWERS, *student.RIGHT)
-    least, least_right = 6, 8
 
 
 @pytest.mark.parametrize("numel", [8, 24, 2048, 2056, 4096, 10_000])
