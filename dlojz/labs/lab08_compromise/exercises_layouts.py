@@ -344,13 +344,6 @@ CHOOSE = TEXTS.exercise(
     choose,
     cases=_questions,
     trial=_row_of,
-    mistakes={
-        "steps in place of samples per second": "row.samples_per_s → -row.step_s",
-        "most memory to spare": "row.samples_per_s → -row.memory_bytes",
-        "the slowest of those that can run": "row.samples_per_s → -row.samples_per_s",
-        "you count the samples of one replica": "row.samples_per_s → row.samples_per_s / row.dp",
-        "you count one micro-batch per step": "row.samples_per_s → row.samples_per_s / row.micro_batches",
-    },
     differs=_other_choice,
 )
 

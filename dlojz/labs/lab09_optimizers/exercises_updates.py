@@ -226,18 +226,7 @@ UPDATE_IN_BACKWARD = TEXTS.exercise(
     trial=lambda answer, seed: _weights(_trained(answer, seed)[0]),
     mistakes={
         "no weight has moved": lambda model, make_optimizer: None,
-        "gradients are never freed": "parameter.grad = None → pass",
-        "the optimizer is made anew in every hook": (
-            "optimizer.step() → make_optimizer([parameter]).step(); "
-            "optimizer = make_optimizer([parameter]) → optimizer = None"
-        ),
-        "only the last parameter moves": ", optimizer: Any = optimizer →",
-        "you update one step late": (
-            "update(parameter: Tensor → update(_: Tensor, parameter: Any = parameter; "
-            "register_post_accumulate_grad_hook → register_hook"
-        ),
         "every hook updates all parameters that have a gradient": _all_each_time,
-        "every parameter is updated twice per backward pass": "optimizer.step() → optimizer.step(), optimizer.step()",
     },
     differs=lambda *_: TEXTS.sentence("update-in-backward", "other weights than of a plain training"),
     then=_frugal,
