@@ -196,7 +196,7 @@ def read_sentences(markdown: str) -> dict[str, dict[str, Said]]:
                 raise ValueError(f"{section}: {key!r} stands twice")
         elif mark == "-":
             pairs[section].setdefault(key, []).append(text.replace("\\n", "\n"))
-        elif line.strip() and key and mark not in ("*", "<!--"):
+        elif line.strip() and key and not line.startswith(("*", "<!--")):
             raise ValueError(f"{section}, {key!r}: a sentence stands on one line, after '- ', but {line!r} does not")
     for name, sentences in pairs.items():
         for key, languages in sentences.items():

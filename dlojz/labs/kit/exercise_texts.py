@@ -7,7 +7,7 @@ Sentences that several exercises have in common stand under `# shared`.
 
 A mistake is a function, or what a student writes in place of the right text, such as `"mask → 1 - mask"`: an edit of
 the reference. Where it is nothing else, it stands beneath the sentences of its key, as `* mask → 1 - mask`; several
-such lines are several ways to one mistake.
+such lines are several ways to one mistake. `*0` in place of the star: in the first of several numbers alone.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ class Texts(Sentences):
         super().__init__(Path(module).with_suffix(".md"))
 
     @cached_property
-    def edits(self) -> dict[str, dict[str, list[str]]]:
+    def edits(self) -> dict[str, dict[str, list[MistakeWay]]]:
         """Edits of the reference by exercise and key: the points with a star."""
-        edits: dict[str, dict[str, list[str]]] = {}
+        edits: dict[str, dict[str, list[MistakeWay]]] = {}
         exercise, key = "", ""
         for line in self.path.read_text(encoding="utf-8").splitlines():
             mark, _, text = line.partition(" ")
@@ -109,8 +109,9 @@ class Texts(Sentences):
                 exercise = text
             elif mark == "##":
                 key = text
-            elif mark == "*":
-                edits.setdefault(exercise, {}).setdefault(key, []).append(text)
+            elif mark.startswith("*"):
+                way = MistakeWay(text, int(mark[1:]) if mark[1:] else None)
+                edits.setdefault(exercise, {}).setdefault(key, []).append(way)
         return edits
 
     def mistake(

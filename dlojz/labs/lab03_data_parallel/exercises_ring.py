@@ -18,7 +18,7 @@ from torch import Tensor
 from dlojz.base.language import say
 from dlojz.hardware.links import weighted_line
 from dlojz.labs.kit.exercise import Said
-from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
+from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import Judge, expect_numbers, reader
 from dlojz.labs.kit.rank_judges import run_on_ranks, same
 from dlojz.labs.kit.sandbox import hashes_of_another_process
@@ -199,13 +199,11 @@ ALPHA_BETA = TEXTS.exercise(
             f"{_LINE} → weighted_line(message_bytes, seconds, [1 / t**4 for t in seconds])",
             f"{_LINE} → weighted_line(message_bytes, seconds, [1 / t for t in seconds])",
         ),
-        "multiplied by the steps": MistakeWay("line[0] / steps → line[0] * steps", part=0),
         "the line is that of the whole all-reduce": f"_per_step({_LINE}, size) → {_LINE}",
         "you minimise gaps in seconds": f"{_LINE} → {_ABSOLUTE}",
         "gaps in seconds, and the line of the whole all-reduce": f"_per_step({_LINE}, size) → {_ABSOLUTE}",
         "your line goes through two measurements alone": f"{_LINE} → _ends(message_bytes, seconds)",
         "you return β, then α": lambda n, t, p: fit_alpha_beta(n, t, p)[::-1],
-        "β is the inverse, the bandwidth": MistakeWay("line[1] * size / steps → steps / size / line[1]", part=1),
         "you compute with 4 ranks whatever `size` is": f"{_LINE}, size → {_LINE}, 4",
     },
     parts=(Said("α (s)", "α (s)"), Said("β (s per byte)", "β (s par octet)")),
