@@ -176,6 +176,8 @@ class Sentences(Formatter):
 def read_sentences(markdown: str) -> dict[str, dict[str, Said]]:
     """Read a file of sentences: by section and key, English before French; `\\n` is a new line.
 
+    Points with a star, and remarks between `<!--` and `-->`, are for others to read.
+
     Raises:
         ValueError: if a key has not one sentence in each language, or stands twice.
     """
@@ -194,7 +196,7 @@ def read_sentences(markdown: str) -> dict[str, dict[str, Said]]:
                 raise ValueError(f"{section}: {key!r} stands twice")
         elif mark == "-":
             pairs[section].setdefault(key, []).append(text.replace("\\n", "\n"))
-        elif line.strip() and key:
+        elif line.strip() and key and not line.startswith(("*", "<!--")):
             raise ValueError(f"{section}, {key!r}: a sentence stands on one line, after '- ', but {line!r} does not")
     for name, sentences in pairs.items():
         for key, languages in sentences.items():

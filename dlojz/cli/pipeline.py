@@ -33,7 +33,7 @@ from dlojz.cli.options import (
     verb,
 )
 from dlojz.config.run_config import RunConfig
-from dlojz.display import partition_tables
+from dlojz.display import tables
 from dlojz.models.foreign.names import is_elsewhere
 from dlojz.pipeline.analysis import lower_bound
 from dlojz.pipeline.exchange_formats import text_table, torch_refusal
@@ -435,22 +435,22 @@ def partition_command(args: Given, answer: Answer) -> None:
     if "png" in args:
         from dlojz.display.figures.partition_figures import partition_figure
 
-        titled_cuts = {partition_tables.title(name): cut for name, cut in cuts.items()}
+        titled_cuts = {tables.cut_label(name): cut for name, cut in cuts.items()}
         partition_figure(titled_cuts, weighed, model=config.model_name, path=args["png"])
         tell_written(args["png"])
     if args["json"]:
         answer(_document(config, weighed, cuts, imbalances) | ({"pattern": pattern} if pattern else {}))
         return
-    answer(partition_tables.headline(config.model_name, weighed, stages) + "\n")
-    answer(partition_tables.stages_table(cuts["exact"], weighed))
+    answer(tables.cut_headline(config.model_name, weighed, stages) + "\n")
+    answer(tables.stages_table(cuts["exact"], weighed))
     answer("")
-    answer(partition_tables.methods_table(cuts, weighed, config.layout.micro_batches))
-    answer(partition_tables.legend(config.layout.micro_batches))
+    answer(tables.methods_table(cuts, weighed, config.layout.micro_batches))
+    answer(tables.cuts_legend(config.layout.micro_batches))
     if model_shapes(config).enclosing is not None:
         answer(phrase("outside of the blocks", kind=weighed.kinds[-1]))
     if imbalances:
         answer("")
-        answer(partition_tables.units_table(imbalances))
+        answer(tables.units_table(imbalances))
 
 
 def _in_stages(config: RunConfig, stages: int) -> RunConfig:

@@ -1,7 +1,7 @@
 """Count a model's parameters, FLOPs and blocks on the meta device.
 
 torch is imported by the functions only, and not at all for the usual sizes of the catalogue, whose counts are kept in
-`counted.json` (written by `benchmarks/count_models.py`).
+`data/counted.json` (written by `benchmarks/count_models.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dlojz.models.blocks import BlockList
 
 
-KEPT = Path(__file__).with_name("counted.json")
+KEPT = Path(__file__).with_name("data") / "counted.json"
 FEW_CLASSES = 10
 """Classes of the course's image data sets (digits, CIFAR-10): kept for every image model, beside its default."""
 

@@ -167,6 +167,18 @@ def test_texts_exercise_makes_mistakes_of_edits(tmp_path: Path) -> None:
     assert [mistake.part for mistake in mistakes] == [None, None, None, None, 0, 1]
 
 
+def test_texts_exercise_makes_mistakes_of_edits_beneath_their_sentences(tmp_path: Path) -> None:
+    more = "<!-- as if there were one -->\n* + 1 → - 1\n* + 2 →\n"
+    more += "\n## later\n\n- l\n- l\n\n## last\n\n- e\n- e\n* n + → n *\n"
+    (tmp_path / "numbers.md").write_text(TEXT + more, encoding="utf-8")
+    ways = {"elsewhere": lambda n: (0, 0), "later": "+ 1 → + 3"}
+    exercise = Texts(str(tmp_path / "numbers.py")).exercise("doubled", _both, cases=((1,), (5,)), mistakes=ways)
+    mistakes = exercise.judge.mistakes  # type: ignore[attr-defined]
+    # In the order of the file, then those whose sentences stand elsewhere.
+    assert [mistake.way(5) for mistake in mistakes] == [(4, 7), (6, 5), (8, 7), (5, 10), (0, 0)]
+    assert [mistake.en for mistake in mistakes] == [*["The factor 2 is missing."] * 2, "l", "e", "elsewhere"]
+
+
 def test_edits_of_all_labs_find_the_text_that_they_replace() -> None:
     count = 0
     for module in pkgutil.iter_modules(dlojz.labs.__path__):

@@ -1,12 +1,9 @@
 """Figures of pipeline stages: a measured step under its simulation, bubbles by size, stages as stacks of blocks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -30,14 +27,11 @@ from dlojz.display.pipeline_drawing import (
     title_of,
 )
 from dlojz.display.style import BLACK, BLUE, EDGE, FILLS, LINE_STYLES, SMALL, TITLE, VERMILION, Style
-from dlojz.pipeline.partition import Partition
+from dlojz.pipeline.partition import BlockWeights, Partition
 from dlojz.pipeline.schedule import Costs
 from dlojz.pipeline.schedule_catalogue import build, entry
 from dlojz.pipeline.simulator import UNIT_COSTS, Timeline, simulate
 from dlojz.results.record import RunRecord
-
-if TYPE_CHECKING:
-    from dlojz.pipeline.partition import BlockWeights
 
 MOST_LINES = 8
 """Ranks whose lateness is drawn: more lines than these are not told apart."""

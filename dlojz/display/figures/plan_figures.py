@@ -3,13 +3,11 @@
 Only what a plan holds is drawn; a hatch, a marker or a number says whatever a colour says.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -34,12 +32,9 @@ from dlojz.display.style import (
     YELLOW,
     Style,
 )
-from dlojz.planner.answer import seconds
+from dlojz.planner.answer import Choice, Plan, seconds
 from dlojz.planner.space import COLUMN_VALUES, gigabytes, part_words, reason_words
-
-if TYPE_CHECKING:
-    from dlojz.planner.answer import Choice, Plan
-    from dlojz.planner.this_machine import Here
+from dlojz.planner.this_machine import Here
 
 ENGINE_LOOKS = {
     "megatron-core": (BLUE, "o"),

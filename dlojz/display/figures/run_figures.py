@@ -4,13 +4,11 @@ A category keeps its colour and hatch; predicted is paler than measured. A limit
 flattening the bars is said in words.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -23,6 +21,7 @@ from numpy.typing import NDArray
 from dlojz.base.errors import LabError
 from dlojz.base.language import byte_scale, decimal, format_bytes, format_seconds, gap_text, percent, say
 from dlojz.base.table import visible
+from dlojz.compare import Comparison, PredictedMeasured, RunRow
 from dlojz.config.fields import BLOCK_CHOICES
 from dlojz.config.optimizers import OPTIMIZERS
 from dlojz.display.canvas import (
@@ -71,15 +70,12 @@ from dlojz.display.style import (
 from dlojz.display.tables import DASH, status_label
 from dlojz.display.trace_tables import MOST_FRAMES, frame_label, kernel_kind
 from dlojz.pipeline.simulator import MeasuredOverlay
+from dlojz.planner.activation_budget import BudgetPlan
+from dlojz.prediction.forecast import Forecast
 from dlojz.results.footprint import CATEGORIES
 from dlojz.results.memory_snapshot import FrameBytes, FrameGrowth, MemorySnapshot
 from dlojz.results.rank_profile import ProfileComparison
 from dlojz.results.record import ExpertLoad, RunRecord, Span
-
-if TYPE_CHECKING:
-    from dlojz.compare import Comparison, PredictedMeasured, RunRow
-    from dlojz.planner.activation_budget import BudgetPlan
-    from dlojz.prediction.forecast import Forecast
 
 MOST_BARS = 10
 FARTHEST = 3.0

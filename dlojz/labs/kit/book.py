@@ -25,7 +25,7 @@ from typing import Any
 
 from dlojz.base.errors import LabError
 from dlojz.base.files import CHECKOUT, write_atomic
-from dlojz.base.language import LANGUAGES, Language, Sentences, one_of
+from dlojz.base.language import LANGUAGES, Language, one_of, refusal
 from dlojz.base.table import safe
 from dlojz.labs.kit.build import pages_labs_table
 from dlojz.labs.kit.contents import (
@@ -39,8 +39,6 @@ from dlojz.labs.kit.contents import (
     total_minutes,
 )
 from dlojz.labs.kit.source import BEGIN, MAX_NOTEBOOK_BYTES, french_spaces
-
-TEXTS = Sentences(Path(__file__).with_name("data") / "book.md")
 
 EM_POINTS = 11.0
 """Size at which a formula is drawn; the page scales it to its own text, as lengths are given in em."""
@@ -416,12 +414,19 @@ def make_book(
     if language is not None and language not in LANGUAGES:
         raise LabError(one_of("language", language, LANGUAGES))
     if folder.exists() and not folder.is_dir():
-        raise TEXTS.refusal("book", "no folder", folder=folder)
+        raise refusal(
+            en=f"{folder} is no folder: name one for the book with --out.",
+            fr=f"{folder} n’est pas un dossier : nommez-en un pour le livre avec --out.",
+        )
     chosen = [name for name in LANGUAGES if language in (None, name)]
     entries = LABS if labs is None else tuple(entry_of(number) for number in labs)
     available = [entry for entry in entries if all(_solution(root, entry, name).is_file() for name in chosen)]
     if not available:
-        raise TEXTS.refusal("book", "no executed solution", folder=root / "solutions")
+        raise refusal(
+            en=f"{root / 'solutions'} holds no executed solution: the book is made from a checkout of the course.",
+            fr=f"{root / 'solutions'} ne contient aucune solution exécutée : le livre se fait à partir d’une copie "
+            "du cours.",
+        )
     documents = sorted((root / "docs").glob("*.md")) if "en" in chosen else []
     # Each language has its labs, its contents and its glossary.
     total = len(chosen) * (len(available) + 2) + len(documents)
@@ -490,7 +495,10 @@ def _read(path: Path) -> Any:
             raise ValueError("too large")
         return nbformat.read(path, as_version=4)
     except (OSError, ValueError, nbformat.ValidationError):
-        raise TEXTS.refusal("book", "unreadable notebook", path=path) from None
+        raise refusal(
+            en=f"{path} cannot be read as a notebook: run `dlojz labs build` first.",
+            fr=f"{path} est illisible comme notebook : lancez d’abord `dlojz labs build`.",
+        ) from None
 
 
 def _contents(language: Language) -> str:

@@ -6,7 +6,8 @@ that its way has in the code. What is computed stands in braces, as in a format 
 Sentences that several exercises have in common stand under `# shared`.
 
 A mistake is a function, or what a student writes in place of the right text, such as `"mask → 1 - mask"`: an edit of
-the reference.
+the reference. Where it is nothing else, it stands beneath the sentences of its key, as `* mask → 1 - mask`; several
+such lines are several ways to one mistake. `*0` in place of the star: in the first of several numbers alone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import inspect
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -97,6 +98,22 @@ class Texts(Sentences):
     def __init__(self, module: str) -> None:
         super().__init__(Path(module).with_suffix(".md"))
 
+    @cached_property
+    def edits(self) -> dict[str, dict[str, list[MistakeWay]]]:
+        """Edits of the reference by exercise and key: the points with a star."""
+        edits: dict[str, dict[str, list[MistakeWay]]] = {}
+        exercise, key = "", ""
+        for line in self.path.read_text(encoding="utf-8").splitlines():
+            mark, _, text = line.partition(" ")
+            if mark == "#":
+                exercise = text
+            elif mark == "##":
+                key = text
+            elif mark.startswith("*"):
+                way = MistakeWay(text, int(mark[1:]) if mark[1:] else None)
+                edits.setdefault(exercise, {}).setdefault(key, []).append(way)
+        return edits
+
     def mistake(
         self,
         exercise: str,
@@ -125,7 +142,7 @@ class Texts(Sentences):
         Args:
             exercise: its id.
             reference, mistakes, faults, repairs: as in `Judge`; a mapping has the sentence's key before each way, which
-                may be edits of the reference.
+                may be edits of the reference. The edits of the file are mistakes too, all in the order of its keys.
             source: functions that edits reach, in place of the reference alone; see `edited`.
             judge: further fields of `Judge`.
         """
@@ -134,7 +151,7 @@ class Texts(Sentences):
             exercise,
             Judge(
                 reference,
-                mistakes=self._mistakes(exercise, mistakes, source),
+                mistakes=self._mistakes(exercise, self._with_edits(exercise, mistakes), source),
                 faults=self._mistakes(exercise, faults, source),
                 repairs=self._mistakes(exercise, repairs, source),
                 **judge,
@@ -154,6 +171,15 @@ class Texts(Sentences):
 
     def _said(self, exercise: str) -> dict[str, Said]:
         return {key: self.sentence(exercise, key) for key in ("title", "praise", "hint", "nearer")}
+
+    def _with_edits(self, exercise: str, ways: Ways) -> Ways:
+        if exercise not in self.edits:
+            return ways
+        assert isinstance(ways, Mapping) or not ways, "mistakes with sentences of their own beside edits"
+        named = ways if isinstance(ways, Mapping) else {}
+        both: dict[str, Mistaken | Sequence[Mistaken]] = {**self.edits[exercise], **named}
+        # Last those whose sentences stand elsewhere.
+        return {key: both[key] for key in (*self.sentences[exercise], *both) if key in both}
 
     def _mistakes(self, exercise: str, ways: Ways, source: tuple[Way, ...]) -> tuple[Mistake, ...]:
         if not isinstance(ways, Mapping):

@@ -4,14 +4,12 @@ What a paper prints, and what was measured, only ever stands beside what the pac
 to do is answered by its sentence, not by an error.
 """
 
-from __future__ import annotations
-
 import io
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, cast
+from typing import Any, Literal, ParamSpec, cast
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -39,10 +37,7 @@ from dlojz.display.style import (
 from dlojz.labs.kit.exercise import Verdict, or_to_do
 from dlojz.prediction import predict
 from dlojz.results.footprint import CATEGORIES, Footprint, Traffic
-
-if TYPE_CHECKING:
-    from dlojz.running.run import Run
-
+from dlojz.running.run import Run
 
 Corner = Literal["lower center", "lower left"]
 Part = tuple[float, Style, str]

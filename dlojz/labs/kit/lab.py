@@ -9,8 +9,6 @@ executed, and every line is escaped. The cell is found by its line `lab.check("â
 its id `EXERCISE-â€¦` from `source.compose`. The list of the labs is in `dlojz.labs.kit.contents`.
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
 import importlib
@@ -26,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 from dlojz.base.contract import parse_json
 from dlojz.base.errors import LabError
@@ -62,11 +60,7 @@ from dlojz.labs.kit.source import (
     split,
 )
 from dlojz.running.folder import launched_utc
-from dlojz.running.run import answer_with
-
-if TYPE_CHECKING:
-    from dlojz.running.run import Run
-
+from dlojz.running.run import Run, answer_with
 
 TEXTS = Sentences(Path(__file__).with_name("data") / "lab.md")
 

@@ -101,17 +101,5 @@ SAME_TRAINING = TEXTS.exercise(
         ([2.0, 1 + 2**-14], [2.0, 1.0]),
         ([4.0 + 2**-13, 2.0], [4.0, 2.0]),
     ),
-    mistakes={
-        "you look at the last step only": "zip(losses, reference, → zip(losses[-1:], reference[-1:],",
-        "absolute gap in place of the relative one": "/ abs(right) →",
-        "without an absolute value": "abs(loss - right) / abs(right) → (loss - right) / right",
-        "you add the gaps of all steps": "max → sum",
-        "you take the smallest gap": "max → min",
-        "largest absolute gap over the largest loss": "/ abs(right) → / max(reference)",
-        "you divide every gap by the first loss": "/ abs(right) → / reference[0]",
-        "you round the gap": "abs(loss - right) / abs(right) → abs(round(loss / right - 1, 3))",
-        "you divide by your own loss": "/ abs(right) → / abs(loss)",
-        "you average the gaps of all steps": "max → 1 / len(losses) * sum",
-    },
     then=_refuse_other_lengths,
 )

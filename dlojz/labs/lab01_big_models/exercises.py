@@ -52,28 +52,6 @@ ATTENTION = TEXTS.exercise(
     cases=_queries,
     leaves={index: Said(name, name) for index, name in enumerate(("q", "k", "v"))},
     source=(_attended,),
-    mistakes={
-        "the scores are not divided by √D": "/ math.sqrt(q_TD.shape[-1]) →",
-        "the scores are divided by D": "math.sqrt(q_TD.shape[-1]) → q_TD.shape[-1]",
-        "the scores are multiplied by √D": "/ math.sqrt → * math.sqrt",
-        "the softmax runs over the queries": "softmax(-1) → softmax(0)",
-        "the softmax is missing": ".softmax(-1) →",
-        "attention weights without the values": "@ v_TD →",
-        "you divide by the square root of the number of tokens": (
-            "q_TD.shape[-1] → len(q_TD)",
-            "q_TD.shape[-1] → len(k_TD)",
-        ),
-        "each query takes the value of its best key": "scores_TT.softmax(-1) @ v_TD → v_TD[scores_TT.argmax(-1)]",
-        # Scores of later keys are 0, whose exponential still counts, or −∞, which the softmax turns into 0.
-        "your scores are masked by position": (
-            "scores_TT.softmax → scores_TT.tril().softmax",
-            "scores_TT.softmax → (scores_TT + torch.full_like(scores_TT, -math.inf).triu(1)).softmax",
-        ),
-        "you divide after the softmax": "/ math.sqrt(q_TD.shape[-1]) →; @ v_TD → @ v_TD / math.sqrt(q_TD.shape[-1])",
-        "one softmax runs over all scores together": "softmax(-1) → flatten().softmax(0).view_as(scores_TT)",
-        "sigmoid in place of the softmax": "softmax(-1) → sigmoid()",
-        "you take the mean of the keys": "@ v_TD → @ k_TD",
-    },
 )
 
 
@@ -114,7 +92,6 @@ MULTI_HEAD = TEXTS.exercise(
     leaves={index: Said(name, name) for index, name in enumerate(("x", "qkv", "out"))},
     source=(multi_head, _heads, _weights, _concatenate),
     mistakes={
-        "this is one head of width D": "(num_heads, -1) → (1, -1)",
         "the reshape mixes tokens and heads": f"{_CUT} → part.reshape(num_heads, len(x_TD), -1)",
         "you cut the columns head by head": (
             f"({_CUT} for part in (x_TD @ qkv_DE).chunk(3, -1)) → "
@@ -126,14 +103,7 @@ MULTI_HEAD = TEXTS.exercise(
             "heads_NTH.transpose(0, 1) → heads_NTH.permute(1, 2, 0)",
         ),
         "you average the heads": f"{_JOINED} → heads_NTH.mean(0).repeat(1, len(heads_NTH))",
-        "you cut into two heads whatever num_heads is": "(num_heads, -1) → (2, -1)",
-        "queries and keys are swapped": "q_NTH, k_NTH, v_NTH = → k_NTH, q_NTH, v_NTH =",
-        "the scores are not divided by √H": "/ math.sqrt(scale) →",
-        "scores divided by √ of the number of heads": "k_NTH, q_NTH.shape[-1]) → k_NTH, num_heads)",
-        "the output projection is transposed": "@ out_DD → @ out_DD.T",
-        "the scores are divided by √D": "k_NTH, q_NTH.shape[-1]) → k_NTH, x_TD.shape[-1])",
         "the heads are joined without transposing back": f"{_JOINED} → heads_NTH.reshape(heads_NTH.shape[1], -1)",
-        "the output projection is missing": "@ out_DD →",
         "you add the heads": f"{_JOINED} → heads_NTH.sum(0).repeat(1, len(heads_NTH))",
     },
 )
@@ -222,19 +192,6 @@ RELATIVE_BIAS = TEXTS.exercise(
     relative_bias,
     cases=_tables,
     leaves={0: Said("the table", "la table")},
-    mistakes={
-        "the sign is reversed": "return table → return table.flip(0, 1)",
-        "rows and columns are swapped": "[rows, columns] → [columns, rows]",
-        "you take the distance, without its sign": (
-            "[rows, columns] → [(rows - side + 1).abs(), (columns - side + 1).abs()]"
-        ),
-        "the indices are one too small": "[rows, columns] → [rows - 1, columns - 1]",
-        "you add the positions of query and key": "[rows, columns] → [rows, columns].flip(1)",
-        "you return the table": "[rows, columns] →",
-        "only the difference of rows counts": "[rows, columns] → [rows, side - 1]",
-        "side − 1 is not added to the differences": "[rows, columns] → [rows - side + 1, columns - side + 1]",
-        "every query gets the same row": "[rows, columns] → [:side, :side].reshape(1, -1).expand(side * side, -1)",
-    },
 )
 
 
@@ -267,15 +224,6 @@ PATCHES = TEXTS.exercise(
     cases=_images,
     source=(_tiled,),
     mistakes={
-        "a reshape alone, runs of pixels in place of squares": (
-            "permute(1, 3, 0, 2, 4).flatten(2).flatten(0, 1) → reshape(-1, channels * patch**2)"
-        ),
-        "the patches come column by column": "permute(1, 3, → permute(3, 1,",
-        "each row mixes pieces of several patches": (
-            "permute(1, 3, 0, 2, 4).flatten(2).flatten(0, 1) → transpose(2, 3).reshape(-1, channels * patch**2)"
-        ),
-        "within a patch the channels come last": "0, 2, 4) → 2, 4, 0)",
-        "each patch is transposed": "0, 2, 4) → 0, 4, 2)",
         "your patches overlap": lambda image_CHW, patch: F.unfold(image_CHW[None], patch)[0].T,
         "only the first channel is there": lambda image, patch: cut_in_patches(image[:1], patch),
         "one patch per row is expected": lambda image, patch: cut_in_patches(image, patch).T,
@@ -305,29 +253,5 @@ TOKENS = TEXTS.exercise(
         1: Said("the projection", "la projection"),
         2: Said("the class token", "le token de classe"),
         3: Said("the positions", "les positions"),
-    },
-    mistakes={
-        "the class token stands at the end": (
-            "(class_token_D[None], patches_PE @ projection_ED) → (patches_PE @ projection_ED, class_token_D[None])"
-        ),
-        "the class token has got no position": "projection_ED)) + position_TD → projection_ED + position_TD[1:]))",
-        "patches take positions 0 to P − 1": "projection_ED)) + position_TD → projection_ED + position_TD[:-1]))",
-        "you take the positions away": "+ position_TD → - position_TD",
-        "the class token is missing": (
-            "torch.cat((class_token_D[None], patches_PE @ projection_ED)) + position_TD → "
-            "patches_PE @ projection_ED + position_TD[1:]"
-        ),
-        "every token gets the first position": "+ position_TD → + position_TD[:1]",
-        "positions rolled by one, the last comes first": "+ position_TD → + position_TD.roll(1, 0)",
-        "you multiply by the positions": "+ position_TD → * position_TD",
-        "zeros in place of the class token": "class_token_D[None] → 0 * class_token_D[None]",
-        "you add the class token to every patch": (
-            "torch.cat((class_token_D[None], patches_PE @ projection_ED)) + position_TD → "
-            "patches_PE @ projection_ED + class_token_D + position_TD[1:]"
-        ),
-        "the class token alone gets its position": (
-            "+ position_TD →; class_token_D[None] → (class_token_D + position_TD[0])[None]"
-        ),
-        "the positions are missing": "+ position_TD →",
     },
 )

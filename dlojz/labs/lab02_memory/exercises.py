@@ -44,23 +44,6 @@ BYTES_PER_PARAMETER = TEXTS.exercise(
     bytes_per_parameter,
     cases=lambda: product(PRECISIONS, OPTIMIZERS),
     source=(_per_parameter,),
-    mistakes={
-        "with sgd the master copy is missing": "+ master → + master * (optimizer != 'sgd')",
-        "the master copy is missing": "+ master →",
-        "moments in the precision of the weights": "4 * moments → weight * moments",
-        "one moment only for AdamW": '"adamw": 2 → "adamw": 1',
-        "you count AdamW's two moments for every optimizer": "4 * moments → 8",
-        "the gradients are missing": "+ gradient →",
-        "for bf16_fp32_gradients you count the gradient twice": "(2, 4, 4) → (2, 6, 4)",
-        "the moments of the optimizer are missing": "4 * moments → 0",
-        "your master copy takes 2 bytes": "(2, 2, 4) → (2, 2, 2); (2, 4, 4) → (2, 4, 2)",
-        "you count a master copy under autocast": '"autocast": (4, 4, 0) → "autocast": (4, 4, 4)',
-        "one moment too many without and with momentum": '"sgd": 0, "momentum": 1 → "sgd": 1, "momentum": 2',
-        "you count a bf16 copy under autocast": '"autocast": (4, 4, 0) → "autocast": (6, 4, 0)',
-        "2-byte states alone under autocast and bf16": (
-            '"autocast": (4, 4, 0) → "autocast": (2, 2, 0); (2, 2, 4) → (2, 2, 0); (2, 4, 4) → (2, 2, 0)'
-        ),
-    },
 )
 
 
@@ -89,24 +72,6 @@ DATA_PARALLEL_BYTES = TEXTS.exercise(
         (3_000_000, 2_000_000, 32, 1),
         (9_000_000, 5_000_000, 16, 2),
     ),
-    mistakes={
-        "you divide the buckets by dp": "+ buckets_bytes → + buckets_bytes / dp",
-        "you divide states and buckets by dp": (
-            "16 * parameters + buckets_bytes → (16 * parameters + buckets_bytes) // dp"
-        ),
-        "you divide the states by dp, no buckets": "16 * parameters + buckets_bytes → 16 * parameters // dp",
-        "DDP's buckets are missing": "+ buckets_bytes →",
-        "you count one copy of the gradients per replica": "4 * parameters if dp > 1 else 0 → 4 * parameters * dp",
-        "buckets from dp = 3 on only": "dp > 1 → dp > 2",
-        "buckets of 2 bytes per parameter": "4 * parameters → 2 * parameters",
-        "one state is missing, 12 bytes": "16 * parameters → 12 * parameters",
-        "you count the weights alone": "16 * parameters → 4 * parameters",
-        "the activations are missing": "+ sample_bytes * global_batch // dp →",
-        "you count buckets on a single GPU too": "if dp > 1 else 0 →",
-        "you give the whole global batch to each replica": "global_batch // dp → global_batch",
-        "you divide the states by dp, whole buckets": "16 * parameters → 16 * parameters / dp; // dp → / dp",
-        "you count the activations of one single image": "* global_batch // dp →",
-    },
 )
 
 
@@ -140,18 +105,9 @@ PEAK = TEXTS.exercise(
     cases=_steps,
     mistakes={
         "you add the largest value of each category": _maxima_added,
-        "the largest single category": "sum(sample → max(sample",
-        "the end of the step": "in samples → in samples[-1:]",
-        "the beginning of the step": "in samples → in samples[:1]",
-        "you add the categories of the first moment only": (
-            "sample.values() → sample.get(name, 0) for name in samples[0]"
-        ),
-        "you leave out the last moment": "in samples → in samples[:-1]",
-        "you leave out the first moment": "in samples → in samples[1:]",
         "the moment of the peak, not its bytes": lambda samples: max(
             range(len(samples)), key=lambda moment: sum(samples[moment].values())
         ),
-        "you add the moments up": "max( → sum(",
         "the mean over the step": lambda samples: sum(sum(sample.values()) for sample in samples) / len(samples),
     },
 )
@@ -256,20 +212,14 @@ LARGEST_BATCH = TEXTS.exercise(
     cases=_devices,
     mistakes={
         "you take the line through the origin": lambda bytes_at, limit: limit // (bytes_at(_FAR) / _FAR),
-        "what is left holds more samples, but those of the point are not added": "- _NEAR * slope_bytes →",
-        "a batch is a whole number of samples": "fixed_bytes) // → fixed_bytes) /",
         "you round to the nearest": f"{_QUOTIENT} → round((limit_bytes - fixed_bytes) / slope_bytes)",
-        "one sample where not even one fits": "max(0, → max(1,",
-        "a batch of exactly limit_bytes is refused": "(limit_bytes - → (limit_bytes - 1 -",
         "taken_bytes(8) is not the fixed part": (
             f"- _NEAR * slope_bytes →; max(0, {_QUOTIENT}) → (limit_bytes - fixed_bytes) / slope_bytes"
         ),
         "one sample short": f"{_QUOTIENT} → {_QUOTIENT} - 1",
         "you divide the limit by what one sample takes": lambda bytes_at, limit: limit // bytes_at(1),
-        "you forget the fixed part": "limit_bytes - fixed_bytes → limit_bytes",
         "you round up": f"{_QUOTIENT} → -((fixed_bytes - limit_bytes) // slope_bytes)",
         "a negative batch where not even one sample fits": f"max(0, {_QUOTIENT}) → {_QUOTIENT}",
-        "your two points are too small": "_FAR → 2; _NEAR → 1",
     },
     then=_refuse_many_calls,
 )

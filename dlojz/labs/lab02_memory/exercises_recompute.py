@@ -325,16 +325,10 @@ EXPOSED_SECONDS = TEXTS.exercise(
     mistakes={
         "all the time that the bytes travel": lambda volume, link, forward: 2 * volume / link,
         "the whole time of one way": lambda volume, link, forward: volume / link,
-        "you multiply bytes by bytes per second": "/ link_bytes_per_s → * link_bytes_per_s",
         "the way back only": lambda volume, link, forward: max(0.0, volume / link - 2 * forward),
-        "backward half as long as forward": "2 * forward_s → forward_s / 2",
         "you send half of the bytes each way": lambda volume, link, forward: exposed_seconds(volume / 2, link, forward),
-        "both passes with their transfers, not what is added": "0.0, one_way_s - → one_way_s,",
-        "absolute values count spare time as waiting": "max(0.0, → abs(",
         "the way out only": lambda volume, link, forward: max(0.0, volume / link - forward),
-        "you hide both ways behind the whole step": "- forward_s) + max(0.0, one_way_s - 2 * → + one_way_s - 3 *",
         "backward as long as forward": lambda volume, link, forward: 2 * max(0.0, volume / link - forward),
-        "spare time is won back, no max(0, …)": "max(0.0, → (",
     },
 )
 
@@ -488,23 +482,7 @@ ACTIVATION_PLAN = TEXTS.exercise(
     differs=_amiss,
     source=(cheapest_plan, plan_peak_bytes),
     mistakes={
-        "a peak of exactly the budget is refused": "<= budget_bytes → < budget_bytes",
-        "the plan that adds most seconds": "lambda plan: _seconds → lambda plan: -_seconds",
-        "you take the first plan that fits": "lambda plan: _seconds(blocks, plan) → lambda plan: 0",
-        "each backward pass by itself against the budget": "before_bytes + →",
         "your plan is in reverse order": _turned_round,
-        "sum of what blocks hold, without backward": "if plan_peak_bytes → if _held",
-        "fullest backward pass on top of all blocks": "before_bytes + → _held(blocks, plan) +",
-        "a block counted before and in its backward": ", initial=0.0 →",
-        "you add what the blocks after it hold": (
-            "if plan_peak_bytes(blocks, plan) → if plan_peak_bytes(blocks[::-1], plan[::-1])"
-        ),
-        "smallest peak in place of fewest seconds": "lambda plan: _seconds → lambda plan: plan_peak_bytes",
-        "you give all blocks the same choice": (
-            "product(BLOCK_CHOICES, repeat=len(blocks)) → ([choice] * len(blocks) for choice in BLOCK_CHOICES)"
-        ),
-        "you never offload": "product(BLOCK_CHOICES → product(('keep', 'recompute')",
-        "you never recompute": "product(BLOCK_CHOICES → product(('keep', 'offload')",
         "greedy choice of most bytes per second": _greedy,
     },
 )

@@ -4,15 +4,16 @@ What is drawn is computed by the package or by the student's own function, trace
 words (its `alt`) what it shows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+from matplotlib.axes import Axes
 
 from dlojz import models
 from dlojz.base.language import format_bytes, say
+from dlojz.base.table import Table
 from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.style import (
@@ -31,17 +32,11 @@ from dlojz.display.style import (
 from dlojz.hardware import Device
 from dlojz.labs.kit.exercise import Sentences, or_to_do
 from dlojz.labs.kit.figures import answered, done, figure_of, labelled, open_figure, panel, plot_lines
+from dlojz.planner.activation_budget import BudgetPlan
 from dlojz.prediction.forecast import forecast
-from dlojz.prediction.rules_of_thumb import RULES
+from dlojz.prediction.rules_of_thumb import RULES, Shape
+from dlojz.prediction.trace import MemoryTrace
 from dlojz.results.record import RunRecord
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from dlojz.base.table import Table
-    from dlojz.planner.activation_budget import BudgetPlan
-    from dlojz.prediction.rules_of_thumb import Shape
-    from dlojz.prediction.trace import MemoryTrace
 
 TEXTS = Sentences(Path(__file__).with_suffix(".md"))
 

@@ -121,15 +121,6 @@ AVERAGE_GRADIENTS = TEXTS.exercise(
     inspect=_refuse_other_tensors,
     labels={_WEIGHTS: Said("the weights of a rank", "les poids d’un rang")},
     source=(average_gradients,),
-    mistakes={
-        "you average the weights": "parameter.grad → parameter.data",
-        "you take the largest of the ranks' gradients": (
-            "all_reduce(parameter.grad) → all_reduce(parameter.grad, op=dist.ReduceOp.MAX); "
-            "/= dist.get_world_size() → /= 1"
-        ),
-        "only the first parameter is averaged": "model.parameters() → list(model.parameters())[:1]",
-        "the biases are left out": "parameter.grad is not None → parameter.dim() > 1",
-    },
 )
 
 
@@ -197,16 +188,6 @@ ACCUMULATION = TEXTS.exercise(
     trial=_accumulation_trial,
     local=lambda rank, size, seed: _of_all(seed, [rank]),
     source=(_accumulate,),
-    mistakes={
-        "losses not divided by the micro-batches": "/ len(batches) →",
-        "only the last micro-batch counts": "/ len(batches) →; in batches → in batches[-1:]",
-        "only the last micro-batch counts, divided": "in batches → in batches[-1:]",
-        "only the first micro-batch counts": "/ len(batches) →; in batches → in batches[:1]",
-        "the last micro-batch is missing": "in batches → in batches[:-1]",
-        "you divide each loss by the number of samples": "/ len(batches) → / SAMPLES",
-        "you divide by 2 whatever the number of micro-batches": "/ len(batches) → / 2",
-        "neither divided nor averaged over the ranks": "/ len(batches) →; average_gradients(model) → pass",
-    },
     inspect=_inspect_accumulation,
 )
 
@@ -272,21 +253,14 @@ BUCKETS = TEXTS.exercise(
         ([50, 60, 70, 3], 50),
     ),
     mistakes={
-        "after the first bucket each gradient leaves alone": (
-            "member in filling → member in range(index, len(gradient_bytes))"
-        ),
-        "you begin with the first parameters": "reversed →",
         "you fill forwards and reverse the list of buckets": f"reversed →; {_RETURNED} → ({_RETURNED})[::-1]",
         "within a bucket too the gradients become ready in reverse": (
             f"{_RETURNED} → [sorted(bucket) for bucket in (*buckets, filling) if bucket]"
         ),
         "the last bucket, not quite full, never leaves": f"{_RETURNED} → buckets",
         "you close a bucket before it exceeds the limit": _never_beyond,
-        "a bucket that holds exactly limit_bytes is full": ">= limit_bytes → > limit_bytes",
-        "one bucket per gradient": ">= limit_bytes → > 0",
         "where the gradients fill the last bucket exactly": f"{_RETURNED} → [*buckets, filling]",
         "the last bucket is empty": f"{_RETURNED} → [*buckets, filling, []] if filling else [*buckets, []]",
-        "all gradients are in one bucket": ">= limit_bytes → < 0",
         "you number the parameters from 1": _changed("index + 1"),
         "you number the parameters from the end": _changed("len(gradient_bytes) - 1 - index"),
         "you return sizes": _changed("gradient_bytes[index]"),
@@ -444,21 +418,12 @@ OVERLAP = TEXTS.exercise(
     local=lambda rank, size, seed: true_gradients(seed, [batch_of(rank, seed, STEPS - 1)]),
     source=(overlap,),
     mistakes={
-        "works of the first step divided again": (
-            "gradient /= dist.get_world_size() → pass; work, _ in → work, parameter in; "
-            "work.wait() → work.wait(), parameter.grad.div_(dist.get_world_size()); travelling.clear() → pass"
-        ),
-        "works of the first step waited for again": "travelling.clear() → pass",
         "synchronize() does not wait": MistakeWay(
             "work.wait() → pass", seen=lambda ranks: not any(WAITED in rank["events"] for rank in ranks)
         ),
         "what travels is not parameter.grad": MistakeWay(
             "work.wait() → pass",
             seen=lambda ranks: all(rank["events"].count(WAITED) >= rank["events"].count(SENT) > 0 for rank in ranks),
-        ),
-        "you divide right after sending": (
-            "gradient /= dist.get_world_size() → pass; "
-            "async_op=True), parameter)) → async_op=True), parameter)), gradient.div_(dist.get_world_size())"
         ),
     },
     inspect=_inspect,

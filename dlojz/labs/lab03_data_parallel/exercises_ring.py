@@ -18,7 +18,7 @@ from torch import Tensor
 from dlojz.base.language import say
 from dlojz.hardware.links import weighted_line
 from dlojz.labs.kit.exercise import Said
-from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
+from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import Judge, expect_numbers, reader
 from dlojz.labs.kit.rank_judges import run_on_ranks, same
 from dlojz.labs.kit.sandbox import hashes_of_another_process
@@ -111,14 +111,6 @@ RING_ALL_REDUCE = TEXTS.exercise(
     local=lambda rank, size, seed: {_NAME: _input(rank, size, seed)},
     labels={_NAME: Said("the sum", "la somme")},
     source=(ring,),
-    mistakes={
-        "the reduce-scatter alone": "pass_on(rank + 1 - step, rank - step, False) → pass",
-        "the all-gather still adds what arrives": "False → True",
-        "you send the same chunk in every step": "- step →",
-        "the all-gather starts with the wrong chunk": "rank + 1 - step, rank - step, → rank - step, rank - step - 1,",
-        "the all-gather goes up in the chunks": "rank + 1 - step, rank - step, → rank + 1 + step, rank + step,",
-        "the mean in place of the sum": "return x → return x / size",
-    },
     inspect=_inspect,
 )
 
@@ -207,16 +199,12 @@ ALPHA_BETA = TEXTS.exercise(
             f"{_LINE} → weighted_line(message_bytes, seconds, [1 / t**4 for t in seconds])",
             f"{_LINE} → weighted_line(message_bytes, seconds, [1 / t for t in seconds])",
         ),
-        "multiplied by the steps": MistakeWay("line[0] / steps → line[0] * steps", part=0),
         "the line is that of the whole all-reduce": f"_per_step({_LINE}, size) → {_LINE}",
         "you minimise gaps in seconds": f"{_LINE} → {_ABSOLUTE}",
         "gaps in seconds, and the line of the whole all-reduce": f"_per_step({_LINE}, size) → {_ABSOLUTE}",
         "your line goes through two measurements alone": f"{_LINE} → _ends(message_bytes, seconds)",
         "you return β, then α": lambda n, t, p: fit_alpha_beta(n, t, p)[::-1],
-        "β lacks a factor p": "* size / steps → / steps",
-        "β is the inverse, the bandwidth": MistakeWay("line[1] * size / steps → steps / size / line[1]", part=1),
         "you compute with 4 ranks whatever `size` is": f"{_LINE}, size → {_LINE}, 4",
-        "both twice too large": "2 * (size - 1) → (size - 1)",
     },
     parts=(Said("α (s)", "α (s)"), Said("β (s per byte)", "β (s par octet)")),
     told=Said("For the times of {2} ranks", "Pour les durées de {2} rangs"),
@@ -373,17 +361,9 @@ LEARNING_RATE = TEXTS.exercise(
         "no warm-up": lambda step, base, scale, warm: base * scale,
         "you start from zero": lambda step, base, scale, warm: base * scale * min(1, step / warm),
         "you start from nearly zero": lambda step, base, scale, warm: base * scale * min(1, (step + 1) / warm),
-        "the rate goes on rising after the warm-up": "min(1.0, step / warmup_steps) → step / warmup_steps",
-        "you scale by the square root": "(scale - 1) → (scale**0.5 - 1)",
-        "you rise by scale times the base rate": "(scale - 1) → scale",
         "a jump at the end of the warm-up": lambda step, base, scale, warm: base if step < warm else base * scale,
         "you rise by base_rate during the warm-up": lambda step, base, scale, warm: base * min(1 + step / warm, scale),
-        "you are one step ahead": "step / warmup_steps → (step + 1) / warmup_steps",
-        "you arrive one step too early": "step / warmup_steps → step / (warmup_steps - 1)",
         "geometric in place of linear rise": lambda step, base, scale, warm: base * scale ** min(1, step / warm),
-        "the rate falls back after the warm-up": (
-            "min(1.0, step / warmup_steps) → (step <= warmup_steps) * step / warmup_steps"
-        ),
         "the rate never changes": lambda step, base, scale, warm: base,
     },
 )
@@ -422,18 +402,9 @@ EFFICIENCY = TEXTS.exercise(
     read=lambda answer: expect_numbers(answer, _EFFICIENCIES),
     parts=_EFFICIENCIES,
     mistakes={
-        "communication overlaps the computation": (
-            "(alone_s / size + communication_s) → max(alone_s / size, communication_s); "
-            "(alone_s + communication_s) → max(alone_s, communication_s)"
-        ),
         "the two are swapped": lambda *case: efficiencies(*case)[::-1],
-        "speed-ups in place of efficiencies": (
-            "return alone_s / size → return alone_s; , alone_s / (alone_s → , size * alone_s / (alone_s"
-        ),
         "both are the efficiency of strong scaling": lambda *case: (efficiencies(*case)[0],) * 2,
         "both are the efficiency of weak scaling": lambda *case: (efficiencies(*case)[1],) * 2,
-        "you send all gradients as one message": "in gradient_bytes → in [sum(gradient_bytes)]",
-        "you divide the communication by size": "communication_s = sum( → communication_s = 1 / size * sum(",
         "the communication is missing": lambda *case: (1.0, 1.0),
         "both turned over": lambda *case: tuple(1 / efficiency for efficiency in efficiencies(*case)),
     },
@@ -453,14 +424,7 @@ MFU = TEXTS.exercise(
     mfu,
     cases=((1000.0, 8e9, 8, 312e12), (250.0, 4.4e6, 2, 5e10), (90.0, 1e9, 1, 4e12)),
     mistakes={
-        "you multiply by the number of processes": "/ (processes * peak_flops) → * processes / peak_flops",
-        "only the forward pass counts": "3 * → 1 *",
-        "backward counts as much as forward": "3 * → 2 *",
-        "recomputed forward counted too": "3 * → 4 *",
-        "the peak of one process only": "processes * →",
-        "in percent": "3 * → 300 *",
         "turned over": lambda rate, flops, processes, peak: 1 / mfu(rate, flops, processes, peak),
-        "FLOP/s not divided by the peak": "* peak_flops →",
     },
 )
 

@@ -50,25 +50,11 @@ ZERO_STATES = TEXTS.exercise(
     state_bytes,
     cases=_models,
     mistakes={
-        "gradients sharded before the optimizer's states": (
-            "GRADIENTS_BYTES, 2 → GRADIENTS_BYTES, 1; OPTIMIZER_BYTES, 1 → OPTIMIZER_BYTES, 2"
-        ),
-        # Stage 2 shards gradients alone, stage 3 weights alone.
-        "each stage shards its own part only": ">= first_stage → == first_stage",
         "the share of a rank is rounded to a whole number": (
             f"{_PARAMETERS_HERE} → int({_PARAMETERS_HERE})",
             f"{_PARAMETERS_HERE} → round({_PARAMETERS_HERE})",
             f"{_PARAMETERS_HERE} → -(-parameters // (ranks if stage >= first_stage else 1))",
         ),
-        "weights sharded first, optimizer last": "BYTES, 3 → BYTES, 1; OPTIMIZER_BYTES, 1 → OPTIMIZER_BYTES, 3",
-        "the fp32 master copy is missing": "OPTIMIZER_BYTES → 8",
-        "fp32 throughout": "WEIGHTS_BYTES → 4; GRADIENTS_BYTES → 4; OPTIMIZER_BYTES → 8",
-        "stage 3 is like stage 2": "BYTES, 3 → BYTES, 4",
-        "you are one stage ahead": ">= first_stage → >= first_stage - 1",
-        "gradients sharded from stage 3 on": "BYTES, 2 → BYTES, 3",
-        "you count 16 bytes for the optimizer": "OPTIMIZER_BYTES → 16",
-        "you shard everything from stage 1 on": ">= first_stage →",
-        "you shard everything in every stage": "stage >= first_stage → True",
     },
 )
 
@@ -160,17 +146,6 @@ SHARD_OPTIMIZER = TEXTS.exercise(
         "the weights have not changed on any rank": lambda rank, size, seed: {_WEIGHTS: normal(seed, WEIGHTS)},
     },
     source=(shard_optimizer,),
-    mistakes={
-        "you divide the gradient by the number of ranks": "= gradient → = gradient / dist.get_world_size()",
-        "gradients of different shares added up": "optimizer.step() → dist.all_reduce(gradient), optimizer.step()",
-        "the optimizer is made anew in every step": "optimizer.step() → make_optimizer([share]).step()",
-        "every rank updates the first share": "[dist.get_rank()] → [0]",
-        "weights added up in place of gathered": "all_gather_into_tensor(weights, share) → all_reduce(weights)",
-        "the shares are gathered before the update": (
-            "dist.all_gather_into_tensor(weights, share) → pass; "
-            "optimizer.step() → dist.all_gather_into_tensor(weights, share), optimizer.step()"
-        ),
-    },
     inspect=_inspect_states,
 )
 
@@ -231,20 +206,6 @@ SHARD_GRADIENTS = TEXTS.exercise(
     local=lambda rank, size, seed: _share_of([rank], rank, size, seed),
     labels={_SHARE: Said("the share of the gradient", "le gradient (la part du rang)")},
     source=(reduce_gradients,),
-    mistakes={
-        "you pad each gradient by itself": (
-            "gradient.flatten() → F.pad(gradient.flatten(), (0, -gradient.numel() % size))"
-        ),
-        "gradients laid from the last to the first": "in gradients] → in gradients[::-1]]",
-        "the last gradient is missing": "in gradients] → in gradients[:-1]]",
-        "your matrices are laid out column by column": (
-            "gradient.flatten() → (gradient.T if gradient.dim() == 2 else gradient).flatten()"
-        ),
-        "zeros added where none are missing": "-flat.numel() % size → size - flat.numel() % size",
-        "the zeros stand in front": "(0, -flat.numel() % size) → (-flat.numel() % size, 0)",
-        # The r-th chunk then holds the numbers r, r + N, r + 2N … of the flat gradient.
-        "each rank gets every N-th number": "(share, flat) → (share, flat.view(-1, size).T.flatten())",
-    },
     inspect=_inspect_volume,
 )
 
@@ -374,10 +335,6 @@ SHARD_WEIGHTS = TEXTS.exercise(
     mistakes={
         "the output is divided by the number of ranks": lambda x, share: sharded_linear(x, share) / _ranks(),
         "this rank's rows repeated for all ranks": lambda x, share: x @ share.repeat(_ranks(), 1).T,
-        "you average the gradient of x over the ranks": (
-            "return input_gradient, → return dist.all_reduce(input_gradient) or input_gradient / size,"
-        ),
-        "backward with this rank's rows alone": "gradient @ gather(share) → gradient @ share.repeat(size, 1)",
     },
     inspect=_inspect,
 )

@@ -256,19 +256,6 @@ ORDER_KEPT = TEXTS.exercise(
     "kept-micro-batches",
     kept,
     cases=_places,
-    mistakes={
-        "for 1F1B you give what rank 0 keeps": "ranks - rank, → ranks,",
-        "1F1B not limited by the micro-batches": "min(ranks - rank, micro_batches) → ranks - rank",
-        "1F1B ranks the wrong way round": "ranks - rank, → rank + 1,",
-        "for 1F1B you give all micro-batches": "min(ranks - rank, micro_batches) → micro_batches",
-        "GPipe and 1F1B are swapped": "== → !=",
-        "for 1F1B you keep one micro-batch on every rank": "min(ranks - rank, micro_batches) → 1",
-        "for 1F1B you count one micro-batch too many": "ranks - rank, → ranks - rank + 1,",
-        "GPipe limited by the number of ranks": "return micro_batches → return ranks",
-        "larger of the two numbers for 1F1B": "min(ranks → max(ranks",
-        "GPipe keeps as little as 1F1B": "return micro_batches → return min(ranks - rank, micro_batches)",
-        "1F1B leaves out the micro-batch in backward": "ranks - rank, → ranks - rank - 1,",
-    },
 )
 
 

@@ -206,16 +206,6 @@ STAGE_BOUNDARY = TEXTS.exercise(
         "the gradient that has been received is not used": MistakeWay(
             "y.backward(gradient) → y.sum().backward()", seen=lambda ranks: not any(rank["ones"] for rank in ranks)
         ),
-        "backward runs twice from the received gradient": (
-            "y.backward(gradient) → y.backward(gradient, retain_graph=True), y.backward(gradient)"
-        ),
-        "what you send back is zero everywhere": "send(x.grad, → send(torch.zeros_like(x),",
-        "you send back the activation that was received": "send(x.grad, → send(x.detach(),",
-        # On the last rank, where none came, one of ones or zeros.
-        "you hand the gradient of your output on as it came": (
-            "send(x.grad, → send(torch.ones_like(x) if rank == last_rank else gradient,",
-            "send(x.grad, → send(torch.zeros_like(x) if rank == last_rank else gradient,",
-        ),
     },
     inspect=_inspect,
 )
@@ -362,15 +352,10 @@ STALE_SGD = TEXTS.exercise(
     cases=_stale_cases,
     trial=_last,
     mistakes={
-        "your gradient is fresh": "number - delay → number",
-        "your gradient is one update too old": "number - delay → number - delay - 1",
         "step taken from the old weights": f"weights[number] → {_OLD_WEIGHT}",
         "fresh gradient in the first updates": (
             f"{_OLD_WEIGHT} → weights[number - delay if number >= delay else number]"
         ),
-        "your gradient is one update too fresh": "number - delay → number - max(delay - 1, 0)",
-        "you add the gradient": "- step → + step",
-        "gradient 2w of w²/2": "step * → 2 * step *",
         "your gradient is always that of w = 1": f"{_OLD_WEIGHT} → 1.0",
         "zero gradient in the first updates": f"{_OLD_WEIGHT} → (weights[number - delay] if number >= delay else 0.0)",
     },

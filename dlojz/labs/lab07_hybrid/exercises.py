@@ -79,7 +79,6 @@ PLACE = TEXTS.exercise(
         "tp is right, but dp and pp have changed places": f"{_PLACE} → rank // tp % pp, rank // tp // pp, rank % tp",
         "pp is right, but dp and tp have changed places": f"{_PLACE} → rank // dp // tp, rank % dp, rank // dp % tp",
         "the three numbers are right, but in another order": f"{_PLACE} → rank % tp, rank // tp % dp, rank // tp // dp",
-        "dp_rank grows beyond dp": "rank // tp % dp → rank // tp",
         "you take the remainder of the rank itself three times": f"{_PLACE} → rank % pp, rank % dp, rank % tp",
     },
     differs=_other_place,
@@ -402,22 +401,14 @@ BETWEEN_NODES = TEXTS.exercise(
     cases=_cases,
     source=_RING,
     mistakes={
-        "your chain does not close": "[*nodes[1:], nodes[0]], strict=True → nodes[1:], strict=False",
         "you count the nodes less one": f"{_BOUNDARIES} → len({{*nodes}}) - 1",
-        "you count the whole message": "(size - 1) / size * →",
         "you count one whole message per boundary": f"{_BY_A_RANK} → message_bytes",
-        "one round for the all-reduce": "ROUNDS[collective] * →",
-        "you count two rounds for every collective": "ROUNDS[collective] → 2",
         "all that the group sends, if it crosses nodes": f"{_BOUNDARIES} → len(group) * ({_BOUNDARIES} > 0)",
         "you count one rank only": f"{_BOUNDARIES} → ({_BOUNDARIES} > 0)",
         "you count everything that the group sends": f"{_BOUNDARIES} → len(group)",
-        "you take rank % gpus_per_node": "rank // gpus_per_node → rank % gpus_per_node",
         "you count the nodes that the group touches": f"{_BOUNDARIES} → len({{*nodes}}) * (len({{*nodes}}) > 1)",
         "you count every pair of ranks on different nodes": (
             f"{_BOUNDARIES} → sum(node != peer_node for node, peer_node in itertools.combinations(nodes, 2))"
-        ),
-        "distance of ranks against the size of nodes": (
-            "rank // gpus_per_node → rank; node != next_node → abs(node - next_node) >= gpus_per_node"
         ),
         "nodes of a fixed size": tuple(
             TEXTS.mistake(
@@ -429,9 +420,6 @@ BETWEEN_NODES = TEXTS.exercise(
             for size in (8, 4)
         ),
         "you count the messages that stay inside a node": f"{_BOUNDARIES} → len(group) - {_BOUNDARIES}",
-        "both directions of the ring": "return _sent → return 2 * _sent",
-        "you count one chunk of 1/n per round": "(size - 1) / size → 1 / size",
-        "you divide by n twice": "(size - 1) / size → (size - 1) / size**2",
         "whole message for the halves of an all-reduce": (
             f"{_BY_A_RANK} → ({_BY_A_RANK} if collective == 'all_reduce' else message_bytes)"
         ),

@@ -344,13 +344,6 @@ CHOOSE = TEXTS.exercise(
     choose,
     cases=_questions,
     trial=_row_of,
-    mistakes={
-        "steps in place of samples per second": "row.samples_per_s → -row.step_s",
-        "most memory to spare": "row.samples_per_s → -row.memory_bytes",
-        "the slowest of those that can run": "row.samples_per_s → -row.samples_per_s",
-        "you count the samples of one replica": "row.samples_per_s → row.samples_per_s / row.dp",
-        "you count one micro-batch per step": "row.samples_per_s → row.samples_per_s / row.micro_batches",
-    },
     differs=_other_choice,
 )
 
@@ -401,19 +394,6 @@ SHARES = TEXTS.exercise(
     ),
     parts=(Said("the MFU", "la MFU"), Said("the HFU", "la HFU")),
     told=_training_told,
-    mistakes={
-        "the MFU counts recomputation": MistakeWay(
-            "return MODEL_OPERATIONS → return (RECOMPUTED if recompute else MODEL_OPERATIONS)", part=0
-        ),
-        "the MFU always takes 8 operations": MistakeWay("return MODEL_OPERATIONS → return RECOMPUTED", part=0),
-        "the MFU counts the forward alone": MistakeWay("return MODEL_OPERATIONS → return 2", part=0),
-        "the MFU counts the backward alone": MistakeWay("return MODEL_OPERATIONS → return 4", part=0),
-        "you divide by the peak of one GPU": MistakeWay("gpus * peak_flops → peak_flops", part=0),
-        "the MFU is in per cent": MistakeWay("return MODEL_OPERATIONS → return 100 * MODEL_OPERATIONS", part=0),
-        "the HFU leaves recomputation out": MistakeWay("RECOMPUTED → MODEL_OPERATIONS", part=1),
-        "the HFU always takes 8 operations": MistakeWay("else MODEL_OPERATIONS → else RECOMPUTED", part=1),
-        "the HFU repeats the backward too": MistakeWay("RECOMPUTED → 12", part=1),
-    },
     tolerance=1e-6,
 )
 

@@ -83,25 +83,6 @@ COMPRESS_SIGNS = TEXTS.exercise(
     trial=_unchanged,
     cases=_vectors,
     source=(compress, _signs),
-    mistakes={
-        "zero stays zero": "_signs(values) → values.sign()",
-        "zero counts as negative": ">= 0 → > 0",
-        "the scale is missing": "* values.abs().mean() →",
-        "the scale is the mean of the numbers": ".abs() →",
-        "your scale is the root mean square": ".abs().mean() → .square().mean().sqrt()",
-        "the scale is the largest magnitude": ".mean() → .max()",
-        "the scale is the sum of the magnitudes": ".mean() → .sum()",
-        "another scale than the mean magnitude": (
-            ".mean() → .median()",
-            ".abs().mean() → .square().mean()",
-            ".abs().mean() → .std()",
-            ".abs().mean() → .norm()",
-        ),
-        "negative numbers become 0": "_signs(values) → (values >= 0)",
-        "the signs are the other way round": "return _signs → return -_signs",
-        "you divide by the scale": "* values.abs() → / values.abs()",
-        "each number keeps its own magnitude": ".mean() →",
-    },
 )
 
 
@@ -167,29 +148,6 @@ COMPRESSED_BYTES = TEXTS.exercise(
     compressed_bytes,
     cases=((1_000_003, 4), (12_345, 3), (99_999, 8), (2_049, 2), (48_767, 3), (3_199, 4)),
     source=(compressed_bytes, _chunk, _message),
-    mistakes={
-        "the scales are missing": "+ 4 * math.ceil(chunk / BLOCK) →",
-        "you count one scale per message": "4 * math.ceil(chunk / BLOCK) → 4",
-        "counts one of the two exchanges": "2 * (ranks → (ranks",
-        "counts a rank's message to itself": "(ranks - 1) → ranks",
-        "you send the whole vector to every server": "_chunk(parameters, ranks)) → _chunk(parameters, 1))",
-        "counts bits": "chunk / 8 + 4 → chunk + 32",
-        "fractions of bytes and scales": (
-            "8 * math.ceil(math.ceil(parameters / ranks) / 8) → parameters / ranks; "
-            "math.ceil(chunk / BLOCK) → chunk / BLOCK"
-        ),
-        "the bytes of an all-reduce in fp32": "chunk / 8 + 4 * math.ceil(chunk / BLOCK) → 4 * chunk",
-        "you round the chunk down": "8 * math.ceil(math.ceil(parameters / ranks) / 8) → parameters // ranks // 8 * 8",
-        "chunk not filled up to whole bytes": (
-            "8 * math.ceil(math.ceil(parameters / ranks) / 8) → math.ceil(parameters / ranks); chunk / 8 → chunk // 8",
-            "8 * math.ceil(math.ceil(parameters / ranks) / 8) → math.ceil(parameters / ranks)",
-        ),
-        "no scale for a block only begun": "math.ceil(chunk / BLOCK) → (chunk // BLOCK)",
-        "counts one byte per scale": "4 * math.ceil(chunk → math.ceil(chunk",
-        "you count a byte per number": "chunk / 8 → chunk",
-        "you divide by the number of ranks once more": "return 2 * → return 2 / ranks *",
-        "you count one message per exchange": "(ranks - 1) * →",
-    },
 )
 
 
@@ -418,30 +376,6 @@ ERROR_FEEDBACK = TEXTS.exercise(
     feed_back,
     trial=_use,
     cases=((1, 7, compress), (2, 40, compress), (3, 9, largest)),
-    mistakes={
-        "the error is computed but never said": (
-            "compress(values + error) → compress(values); values + error - → values -"
-        ),
-        "the errors pile up and are never said": "compress(values + error) → compress(values)",
-        "the old error is lost": "values + error - → values -",
-        "the error has the wrong sign": "values + error - message → message - values - error",
-        "you take the error away": "values + error → values - error",
-        "the old error counts twice": "values + error - → values + 2 * error -",
-        "the error is added after compression": (
-            "compress(values + error) → compress(values); message, values + error → message + error, values"
-        ),
-        "the two results are swapped": "message, values + error - message → values + error - message, message",
-        "nothing is compressed": "compress(values + error) → values + error",
-        "what is left is taken from values alone": "values + error - message → values - compress(values)",
-        "you compress twice": "compress(values + error) → compress(values) + compress(error)",
-        "what is left forgets the new values": "values + error - → error -",
-        "what was sent is not subtracted from what is left": "- message →",
-        "you send what is left": "return message, → return values + error - message,",
-        "what is left lost its sign": "values + error - message → (values + error - message).abs()",
-        "you call your own compression": "compress: Compress → _: Compress",
-        "nothing is left to say": "values + error - message → 0 * error",
-        "you average values and error": "compress(values + error) → compress((values + error) / 2)",
-    },
 )
 
 
@@ -601,31 +535,9 @@ FREEZE_STEP = TEXTS.exercise(
     cases=_freeze_cases,
     told=_freeze_told,
     mistakes={
-        "you compare neighbouring steps": (
-            "delta = round(1 / (1 - beta2)) → delta = 1",
-            "norms[t - delta] → norms[t - 1]",
-            "norms[t - delta] → norms[t - 1]; range(delta, → range(",
-        ),
         "ratio before / now, above 1 where the norm falls": f"{_RATIO} → before / after",
         "ratio now / before, above 1 where the norm rises": f"{_RATIO} → after / before",
-        "you stop where the norm still moves": ">= threshold → <= threshold",
-        "the step that is looked back to": (
-            "return t → return t - delta",
-            "return t → return t - delta; return len(norms) → return len(norms) - delta",
-        ),
-        "a norm compared with itself": "delta = round(1 / (1 - beta2)) → delta = 0",
-        "ratio must exceed the threshold": ">= threshold → > threshold",
-        "you begin one step late": "range(delta, → range(delta + 1,",
-        "you begin before step Δ": ("range(delta, → range(1,", "range(delta, → range("),
-        "not rounded to the nearest": ("round(1 → int(1", "round(1 → math.ceil(1"),
-        "a step beside the right one": ("return t → return t + 1", "return t → return t - 1"),
-        "wrong where there is no such step": (
-            "return len(norms) → return -1",
-            "return len(norms) → return len(norms) - 1",
-            "return len(norms) → return 0",
-        ),
         "you compare the difference of the norms": f"{_RATIO} → 1 - abs(before - after)",
         "you divide the larger by the smaller": f"{_RATIO} → max(before, after) / min(before, after)",
-        "you return the last such step": "range(delta, len(norms)) → reversed(range(delta, len(norms)))",
     },
 )

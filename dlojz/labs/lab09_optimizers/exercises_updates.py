@@ -90,10 +90,6 @@ FUSED_TRAFFIC = TEXTS.exercise(
     ),
     mistakes={
         "the two results are swapped": lambda operations, states: update_traffic(operations, states)[::-1],
-        "you count tensors": by_part("BYTES * →", 2),
-        "a tensor named twice by one operation": by_part("set(reads) → reads; set(writes) → writes", 2),
-        "fused temporary tensors in memory": by_part("if name in states →", 2),
-        "a state that is written before it is read": by_part("- written_states →", 2),
         "each state once": by_part(f"{_FUSED} → len(states)", 2),
         "each state twice": by_part(f"{_FUSED} → 2 * len(states)", 2),
         "other bytes per number": [
@@ -107,19 +103,9 @@ FUSED_TRAFFIC = TEXTS.exercise(
             for size in (2, 8)
             for part in (None, 0, 1)
         ],
-        "a tensor that an operation reads and writes goes both ways": by_part(
-            "len(set(reads)) + len(set(writes)) → len({*reads, *writes})", 2
-        ),
-        "you count what is read only": by_part("+ len(set(writes)) →", 2),
-        "you count what is written only": by_part("len(set(reads)) + →", 2),
-        "you count two tensors for every operation": by_part("len(set(reads)) + len(set(writes)) → 2", 2),
         "each name once, temporaries included": by_part(
             f"{_FUSED} → len({{name for operation in operations for names in operation for name in names}})", 2
         ),
-        "one way only in one kernel": [
-            *by_part("- written_states →; + len(written_states) →", 2),
-            *by_part("len(read_states) + →", 2),
-        ],
         "both results are those of one kernel per operation": by_part(f"{_FUSED} → tensor_moves", 2),
         "Adam's traffic whatever the operations": by_part(
             lambda operations, states: update_traffic(ADAM, ADAM_STATES), 2
@@ -226,18 +212,7 @@ UPDATE_IN_BACKWARD = TEXTS.exercise(
     trial=lambda answer, seed: _weights(_trained(answer, seed)[0]),
     mistakes={
         "no weight has moved": lambda model, make_optimizer: None,
-        "gradients are never freed": "parameter.grad = None → pass",
-        "the optimizer is made anew in every hook": (
-            "optimizer.step() → make_optimizer([parameter]).step(); "
-            "optimizer = make_optimizer([parameter]) → optimizer = None"
-        ),
-        "only the last parameter moves": ", optimizer: Any = optimizer →",
-        "you update one step late": (
-            "update(parameter: Tensor → update(_: Tensor, parameter: Any = parameter; "
-            "register_post_accumulate_grad_hook → register_hook"
-        ),
         "every hook updates all parameters that have a gradient": _all_each_time,
-        "every parameter is updated twice per backward pass": "optimizer.step() → optimizer.step(), optimizer.step()",
     },
     differs=lambda *_: TEXTS.sentence("update-in-backward", "other weights than of a plain training"),
     then=_frugal,

@@ -115,16 +115,6 @@ MIXTURE = TEXTS.exercise(
     cases=_mixtures,
     leaves={0: Said("x", "x"), 1: Said("the weights", "les poids")},
     mistakes={
-        "the experts' outputs are added up without their weights": "weights_TK[token_N, choice_N].unsqueeze(1) * →",
-        "the weight multiplies what enters the expert": (
-            "= x_TD[token_N] → = weights_TK[token_N, choice_N].unsqueeze(1) * x_TD[token_N]; "
-            "weighted_ND = weights_TK[token_N, choice_N].unsqueeze(1) * → weighted_ND ="
-        ),
-        "a dropped token comes out unchanged": "zeros_like(x_TD) → mul((places_TK < 0).all(1, keepdim=True), x_TD)",
-        "dropped tokens read the last place": (
-            "torch.zeros_like(x_TD).index_add(0, token_N, weighted_ND) → "
-            "(weights_TK.unsqueeze(-1) * experts(buffer_ECD)[chosen_TK, places_TK]).sum(1)"
-        ),
         "dropped tokens are written over the last place": tuple(
             TEXTS.mistake("mixture", "tokens over the last place", _written(share_of, by_token), en=en, fr=fr)
             for share_of, en, fr in (
@@ -134,17 +124,6 @@ MIXTURE = TEXTS.exercise(
             for by_token in (False, True)
         ),
         "each choice overwrites the one before": _last_choice,
-        "you add x": "torch.zeros_like(x_TD) → x_TD",
-        "you divide by k": "token_N, weighted_ND) → token_N, weighted_ND / places_TK.shape[1])",
-        "a token refused once gets nothing": (
-            "(places_TK >= 0).nonzero → (places_TK >= 0).all(1, keepdim=True).expand_as(places_TK).nonzero"
-        ),
-        "you leave out place 0": "places_TK >= 0 → places_TK > 0",
-        "the experts are not called": "experts(buffer_ECD) → buffer_ECD",
-        "tokens meet the wrong experts": "experts(buffer_ECD) → experts(buffer_ECD.flip(0))",
-        "the weights count twice": "weights_TK[token_N, → weights_TK.square()[token_N,",
-        "the weights are exchanged": "weights_TK[token_N, → weights_TK.flip(1)[token_N,",
-        "only first choices count": "(places_TK >= 0) → (places_TK[:, :1] >= 0)",
     },
 )
 
@@ -298,25 +277,6 @@ EXCHANGE_BYTES = TEXTS.exercise(
     "exchange-bytes",
     exchange_bytes,
     cases=lambda: VOLUME_CASES,
-    mistakes={
-        "counts the forward or the way there alone": "4 * → 2 *",
-        "counts one all-to-all": "4 * →",
-        "counts the rows that stay": "* (ranks - 1) / ranks →",
-        "the bytes of an all-gather": "(ranks - 1) / ranks → (ranks - 1)",
-        "the capacity is not rounded": "math.ceil →",
-        "the capacity factor is left out": "factor * k → k",
-        "k is left out": "factor * k → factor",
-        "counts elements, not bytes": "* number_bytes →",
-        "you divide by the number of ranks once more": "/ ranks → / ranks**2",
-        "you count three all-to-all": "4 * → 3 *",
-        "you count each all-to-all twice": "4 * → 8 *",
-        "counts the share of one rank": "(ranks - 1) / ranks → 1 / ranks",
-        "the capacity is rounded down": "math.ceil → math.floor",
-        "each expert gets places for all choices": "/ experts →",
-        "you count one expert's places": "4 * experts → 4",
-        "the width is left out": "* width →",
-        "you count the tokens once": "experts * room → tokens",
-    },
 )
 
 

@@ -85,31 +85,6 @@ GATE = TEXTS.exercise(
     leaves={0: Said("the router's logits", "les logits du routeur")},
     then=_refuse_other_choices,
     source=(gate, _normalized),
-    mistakes={
-        "weight 1 with k = 1": "weights_TK if weights_TK.shape[1] == 1 else →",
-        "weights not divided by their sum": "weights_TK / weights_TK.sum(-1, keepdim=True) → weights_TK",
-        "the softmax runs over the tokens": "softmax(-1) → softmax(0)",
-        "weights are logits": (
-            ".softmax(-1) →; weights_TK / weights_TK.sum(-1, keepdim=True) → weights_TK",
-            ".softmax(-1) →",
-        ),
-        "you choose the experts of lowest probability": "topk(k) → topk(k, largest=False)",
-        "no softmax over the experts": (
-            "softmax(-1) → sigmoid()",
-            "softmax(-1) → log_softmax(-1)",
-            "softmax(-1) → exp()",
-        ),
-        "weights do not add up to 1": (
-            "/ weights_TK.sum(-1, keepdim=True) → / weights_TK.sum(0)",
-            "/ weights_TK.sum(-1, keepdim=True) → / weights_TK.shape[1]",
-            "/ weights_TK.sum(-1, keepdim=True) → / weights_TK.amax(-1, keepdim=True)",
-            "/ weights_TK.sum(-1, keepdim=True) → / weights_TK.norm(dim=-1, keepdim=True)",
-        ),
-        "the weights are divided from k = 3 on": "shape[1] == 1 → shape[1] < 3",
-        "every expert has the weight of the first": (
-            "weights_TK / weights_TK.sum(-1, keepdim=True) → weights_TK[:, :1].expand_as(weights_TK)"
-        ),
-    },
 )
 
 
@@ -148,38 +123,6 @@ PLACES = TEXTS.exercise(
     places,
     cases=crowded,
     source=(places, capacity),
-    mistakes={
-        "places given token by token": (
-            "chosen_TK.T.flatten() → chosen_TK.flatten(); place_N.view(k, tokens).T → place_N.view(tokens, k)"
-        ),
-        "second choices are counted from 0 again": (
-            "taken_NE.cumsum(0) → taken_NE.view(k, tokens, experts).cumsum(1).flatten(0, 1)"
-        ),
-        "the capacity is rounded down": "math.ceil → math.floor",
-        "the capacity forgets k": "factor * k → factor",
-        "the capacity factor is left out": "factor * k → k",
-        "no choice is refused": "place_N < capacity(tokens, experts, k, factor) → place_N < math.inf",
-        "refused tokens stand at the last place": "place_N, -1) → place_N, capacity(tokens, experts, k, factor) - 1)",
-        "the places begin at 1": ".sum(1) - 1 → .sum(1); place_N < capacity → place_N <= capacity",
-        "one place too many": "place_N < capacity → place_N <= capacity",
-        "a dropped choice gets place 0": "place_N, -1) → place_N, 0)",
-        "places begin again when an expert is full": (
-            "place_N, -1) → place_N, place_N % capacity(tokens, experts, k, factor))"
-        ),
-        "the capacity is rounded to the nearest": "math.ceil → round",
-        "no capacity factor, and rounded down": "factor * k → k; math.ceil → math.floor",
-        "places laid out by token, not choice": "place_N.view(k, tokens).T → place_N.view(tokens, k)",
-        "you serve in reverse order": "chosen_TK.T → chosen_TK.flip(0, 1).T; tokens).T → tokens).T.flip(0, 1)",
-        "all choices get the first's place": "place_N.view(k, tokens).T → place_N[:tokens, None].expand(-1, k)",
-        "all choices get the first's place, capacity without k": (
-            "factor * k → factor; place_N.view(k, tokens).T → place_N[:tokens, None].expand(-1, k)"
-        ),
-        "you tell whether a choice has a place": "place_N.view(k, tokens).T → (place_N >= 0).long().view(k, tokens).T",
-        "tokens and choices are exchanged": "place_N.view(k, tokens).T → place_N.view(k, tokens)",
-        "you number the choices one after the other": (
-            "place_N.view(k, tokens).T → torch.arange(k * tokens).view(tokens, k)"
-        ),
-    },
 )
 
 
@@ -228,25 +171,6 @@ BALANCE = TEXTS.exercise(
     "balance-loss",
     balance_loss,
     cases=_expert_balance_cases,
-    mistakes={
-        "the number of experts is missing": "return experts * → return",
-        "you take the mean over the experts": ".sum() → .sum() / experts**2",
-        "you square the shares of the choices": "logits_TE.softmax(-1).mean(0) → share_E",
-        "you square the mean probabilities": "share_E * → logits_TE.softmax(-1).mean(0) *",
-        "f is a number of choices": "return experts → return chosen_TK.numel() * experts",
-        "f adds up to k": "return experts → return chosen_TK.shape[1] * experts",
-        "you count first choices only": "one_hot(chosen_TK, → one_hot(chosen_TK[:, :1],",
-        "P is a mean of logits": ".softmax(-1) →",
-        "you multiply by E twice": "return experts → return experts**2",
-        "squared distance of f and P": (
-            "share_E * logits_TE.softmax(-1).mean(0) → (share_E - logits_TE.softmax(-1).mean(0)) ** 2"
-        ),
-        "your softmax runs over the tokens": "softmax(-1) → softmax(0)",
-        "P is a sum over the tokens": "softmax(-1).mean(0) → softmax(-1).sum(0)",
-        "P is the largest probability of the tokens": "softmax(-1).mean(0) → softmax(-1).amax(0)",
-        "you take the mean of the logits": "softmax(-1).mean(0) → mean(0).softmax(-1)",
-        "one number per expert is left": ".sum() →",
-    },
     then=_check_gradient,
 )
 
@@ -295,31 +219,7 @@ TWO_LEVEL = TEXTS.exercise(
     trial=_weights,
     source=(two_level_gate, gate, _normalized),
     mistakes={
-        "the groups are left out": "groups = group_logits_TG.shape[1] → return gate(expert_logits_TE, k)",
-        "the group's probability is missing": "return group_weight_T1 * → return",
-        "the expert's probability is missing": "group_weight_T1 * weights_TK → group_weight_T1.expand_as(weights_TK)",
-        "the second softmax runs over all experts": (
-            "expert_logits_TE.unflatten → expert_logits_TE.softmax(-1).unflatten; "
-            "gate(inside_TGJ[range(len(group_T)), group_T], k) → inside_TGJ[range(len(group_T)), group_T].topk(k)"
-        ),
-        "weights within the group not divided": (
-            "gate(inside_TGJ[range(len(group_T)), group_T], k) → "
-            "inside_TGJ[range(len(group_T)), group_T].softmax(-1).topk(k)"
-        ),
         "you take the largest products over all experts": _best_product,
-        "experts numbered within their group": "+ group_T.unsqueeze(-1) * inside_TGJ.shape[2] →",
-        "probabilities of group and expert added": "group_weight_T1 * weights_TK → group_weight_T1 + weights_TK",
-        "you multiply by the logit of the group": "group_logits_TG.softmax(-1).amax → group_logits_TG.amax",
-        "the softmax of the groups runs over the tokens": (
-            "group_logits_TG.softmax(-1) → group_logits_TG.softmax(0); argmax → softmax(0).argmax"
-        ),
-        "you take the least probable group": ("argmax → argmin", "argmax → argmin; amax → amin"),
-        "groups of experts that are far apart": "unflatten(1, (groups, -1)) → unflatten(1, (-1, groups)).mT",
-        "weight within the group 1 with k = 1": "weights_TK if weights_TK.shape[1] == 1 else →",
-        "the products are divided by their sum": (
-            "group_weight_T1 * weights_TK → weights_TK / weights_TK.sum(-1, keepdim=True)"
-        ),
-        "group's number added to the expert's": "* inside_TGJ.shape[2] →",
     },
 )
 
@@ -348,28 +248,4 @@ PACING = TEXTS.exercise(
     pacing,
     cases=_curriculum_pacing_cases,
     counts=True,
-    mistakes={
-        "the growth goes on after the last step": "min(t / steps, 1) → (t / steps); , end) → , math.inf)",
-        "not rounded to a multiple": "length - length % multiple → length",
-        "not rounded at all": "math.floor →; length - length % multiple → length",
-        "you round up": "math.floor →; length - length % multiple → math.ceil(length / multiple) * multiple",
-        "you round to the nearest multiple": (
-            "math.floor →; length - length % multiple → round(length / multiple) * multiple"
-        ),
-        "you take a power where a root is due": "(1 / degree) → degree",
-        "the degree is left out": "** (1 / degree) →",
-        "the growth begins at 0": "start + (end - start) → end",
-        "you add a share of end to start": "(end - start) → end",
-        "you are one step late": "t / steps → (t - 1) / steps",
-        "you divide the share by the degree": "** (1 / degree) → / degree",
-        "your share is a whole number": "t / steps → t // steps",
-        "you are one step ahead": "t / steps → (t + 1) / steps",
-        "max in place of min": "min(t / steps, 1) → max(t / steps, 1); , end) → , math.inf)",
-        "the root's exponent is a whole number": "1 / degree → 1 // degree",
-        "your sequences become shorter": "start + (end → end - (end",
-        "you give what is gained alone": "start + (end → (end",
-        "you return the remainder": "length - length % multiple → length % multiple",
-        "you return how many multiples there are": "length - length % multiple → length // multiple",
-        "you round to a multiple of 8": "length % multiple → length % 8",
-    },
 )

@@ -5,16 +5,14 @@ Inputs are the same in every notebook; a rank has one colour and one hatch in ev
 Shape suffixes: T tokens, E experts, K choices of a token, D width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import NullFormatter
+from torch import Tensor
 
 from dlojz.base.language import percent, say, shortest, significant
 from dlojz.base.table import Table, titles
@@ -39,11 +37,7 @@ from dlojz.labs.kit.exercise import Sentences, or_to_do
 from dlojz.labs.kit.figures import SHEET_RANKS, Picture, memory_and_messages, open_figure, pictured
 from dlojz.labs.lab10_experts.exercises_routing import capacity
 from dlojz.results.record import ExpertLoad
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from dlojz.running.run import Run
+from dlojz.running.run import Run
 
 TEXTS = Sentences(Path(__file__).with_suffix(".md"))
 

@@ -74,23 +74,6 @@ GLOBAL_MASKS = TEXTS.exercise(
     cases=_mask_cases,
     mistakes={
         "each layer loses the same share": lambda weights, sparsity: [global_masks([w], sparsity)[0] for w in weights],
-        "you remove the most negative weights": ".abs() →",
-        "the sparsity is the share that stays": "round(sparsity → round((1 - sparsity)",
-        "your mask is 1 where a weight goes": "ones_like → zeros_like; = 0.0 → = 1.0",
-        "the largest weights go": "ones_like → zeros_like; = 0.0 → = 1.0; round(sparsity → round((1 - sparsity)",
-        "your threshold is a share of the largest magnitude": (
-            "sizes.argsort()[: round(sparsity * len(sizes))] → sizes < sparsity * sizes.max()"
-        ),
-        "another number of weights": (
-            "round → int",
-            "round(sparsity * len(sizes)) → int(-(-sparsity * len(sizes) // 1))",
-            "len(sizes)) → len(sizes)) + 1",
-            "len(sizes)) → len(sizes)) - 1",
-            "sizes.argsort()[: round(sparsity * len(sizes))] → sizes < torch.quantile(sizes, sparsity)",
-        ),
-        # Each layer's weights measured by its largest, then one threshold
-        "you measure each layer's weights by its largest one": "weight.detach() → (weight / weight.abs().max())",
-        "you remove the most positive weights": "weight.detach().abs() → (-weight)",
     },
     then=_expect_equal_magnitudes,
 )
@@ -141,27 +124,6 @@ TWO_OF_FOUR = TEXTS.exercise(
     trial=_kept,
     cases=_weights,
     mistakes={
-        "your groups run along the outputs": "weight_OI.detach() → weight_OI.T; .flatten(1) → .flatten(1).T",
-        "you keep half of each row": "(-1, 4) → (1, -1); topk(2 → topk(weight_OI.shape[1] // 2",
-        "you keep half of all weights": (
-            "unflatten(1, (-1, 4)) → view(1, 1, -1); topk(2 → topk(weight_OI.numel() // 2; "
-            ".flatten(1) → .view_as(weight_OI)"
-        ),
-        # Four inputs that lie I / 4 apart, as view(O, 4, -1) gives
-        "the four weights of a group are not consecutive": "(-1, 4) → (4, -1); scatter(2 → scatter(1; dim=2 → dim=1",
-        "you compare the weights with their signs": ".abs() →",
-        "the two smallest are kept": "return torch → return 1 - torch",
-        # A threshold at the second largest of a group keeps more than two, one above the third largest fewer.
-        "equal weights of a group": (
-            "torch.zeros_like(groups).scatter(2, groups.topk(2, dim=2).indices, 1.0) → "
-            "(groups >= groups.topk(2).values[..., -1:]).float()",
-            "torch.zeros_like(groups).scatter(2, groups.topk(2, dim=2).indices, 1.0) → "
-            "(groups > groups.topk(3).values[..., -1:]).float()",
-        ),
-        "not two weights of each group": ("topk(2 → topk(1", "topk(2 → topk(3"),
-        "your groups follow the transposed matrix": (
-            "unflatten(1, (-1, 4)) → T.reshape(1, -1, 4); .flatten(1) → .reshape(weight_OI.shape)"
-        ),
         "you compare all weights with one threshold": lambda weight: (weight.abs() >= weight.abs().median()).float(),
         "the same two places of every group": tuple(
             f"groups.topk(2, dim=2).indices → torch.tensor({pair}).expand(*groups.shape[:2], 2)"
@@ -181,25 +143,6 @@ SR_STE = TEXTS.exercise(
     "sr-ste",
     sr_ste,
     cases=_steps,
-    mistakes={
-        "the gradient is masked, without decay": "+ decay * (1 - mask_OI) * weight_OI → * mask_OI",
-        "the gradient is masked": "gradient_OI + → gradient_OI * mask_OI +",
-        "the decay pulls on the weights that are kept": "(1 - mask_OI) → mask_OI",
-        "ordinary weight decay": "(1 - mask_OI) * →",
-        "the sign is wrong": "gradient_OI + → gradient_OI -",
-        "the straight-through estimator alone": "+ decay * (1 - mask_OI) * weight_OI →",
-        "the decay is left out": "decay * →",
-        "what is added does not depend on the weight": "* weight_OI →",
-        "weights that are kept get no gradient": "gradient_OI + → gradient_OI * (1 - mask_OI) +",
-        "you add decay times the gradient": "* weight_OI → * gradient_OI",
-        "the pull is not towards zero": (
-            "* weight_OI → * weight_OI.abs()",
-            "* weight_OI → * weight_OI.sign()",
-            "* weight_OI → * weight_OI.square()",
-        ),
-        "you make the step yourself": "return gradient_OI + → return weight_OI - gradient_OI -",
-        "the gradient is missing": "return gradient_OI + → return",
-    },
 )
 
 
@@ -257,23 +200,6 @@ PERMUTATION = TEXTS.exercise(
     reorder,
     trial=_permutation_trial,
     cases=_permutation_cases,
-    mistakes={
-        "the bias stays where it was": "bias_H[order_H] → bias_H",
-        "the second layer keeps the old order": "project_OH[:, order_H] → project_OH",
-        "only the second layer is moved": "expand_HI[order_H], bias_H[order_H] → expand_HI, bias_H",
-        "the second layer is moved by the inverse order": ":, order_H] → :, order_H.argsort()]",
-        "all is moved by the inverse order": "order_H] → order_H.argsort()]",
-        "nothing is moved": "[order_H] →; [:, order_H] →",
-        "the inputs of the first layer are moved": (
-            "expand_HI[order_H] → (expand_HI[:, order_H] if len(expand_HI) == len(expand_HI[0]) else expand_HI)"
-        ),
-        "the rows of the first layer stay": "expand_HI[order_H] → expand_HI",
-        "the bias is moved by the inverse order": "bias_H[order_H] → bias_H[order_H.argsort()]",
-        "the first layer is moved by the inverse order": "expand_HI[order_H] → expand_HI[order_H.argsort()]",
-        "you sort the values": "expand_HI[order_H], bias_H[order_H] → expand_HI.sort(0).values, bias_H.sort().values",
-        "you reverse the order of the units": "[order_H] → .flip(0); [:, order_H] → .flip(1)",
-        "the order is applied twice": "order_H] → order_H[order_H]]",
-    },
     repairs={
         "you move the columns of the first layer": lambda answer: _transposing(answer, expand=True, project=False),
         "you move the rows of the second layer": lambda answer: _transposing(answer, expand=False, project=True),
@@ -327,29 +253,4 @@ TICKET = TEXTS.exercise(
     next_ticket,
     trial=_ticket_trial,
     cases=_ticket_cases,
-    mistakes={
-        "the right number, but of all weights": (
-            "torch.where(mask > 0, trained.abs(), torch.inf) → trained.abs(); mask.clone() → torch.ones_like(mask)"
-        ),
-        "the weights are not rewound": "start * → trained *",
-        "the rewound weights are not masked": "start * new_mask → start",
-        "the rate is taken of all weights": "int(mask.sum()) → mask.numel()",
-        "weights removed before count among the smallest": (
-            "torch.where(mask > 0, trained.abs(), torch.inf) → (trained * mask).abs(); int(mask.sum()) → mask.numel()"
-        ),
-        "the mask of the earlier rounds is forgotten": (
-            "torch.where(mask > 0, trained.abs(), torch.inf) → trained.abs(); mask.clone() → torch.ones_like(mask); "
-            "int(mask.sum()) → mask.numel()"
-        ),
-        "you compare the weights before training": "trained.abs() → start.abs()",
-        "the largest weights go": "trained.abs() → 1 / trained.abs()",
-        "the number is truncated": "round → int",
-        "you keep rate of what remains": "rate * → (1 - rate) *",
-        "you remove the most negative weights": "trained.abs() → trained",
-        "you compare how far weights have moved": "trained.abs() → (trained - start).abs()",
-        "your mask is 1 where a weight goes": (
-            "return new_mask, start * new_mask → return 1 - new_mask, start * (1 - new_mask)"
-        ),
-        "nothing more is removed": "round(rate * remaining) → 0",
-    },
 )

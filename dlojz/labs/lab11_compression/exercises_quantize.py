@@ -65,43 +65,6 @@ AFFINE = TEXTS.exercise(
     quantize_affine,
     trial=_affine_trial,
     cases=_affine_cases,
-    mistakes={
-        "what lies outside of the range is not clamped": (
-            ".clamp(lowest, highest).to(torch.int8) → .to(torch.int64).to(torch.int8)"
-        ),
-        "whole numbers begin at 0": (
-            "-(2 ** (bits - 1)), 2 ** (bits - 1) - 1 → 0, 2**bits - 1; (torch.int8) → (torch.int64).to(torch.int8)",
-            "lowest - round → -round",
-        ),
-        "the sign of the zero-point is wrong": "lowest - round → lowest + round",
-        "you subtract the zero-point from x / scale": "+ zero_point → - zero_point",
-        "you divide the range by 2^bits": "(2**bits - 1) → 2**bits",
-        "that is the symmetric scheme": (
-            "(high - low) / (2**bits - 1) → max(-low, high) / highest; lowest - round(low / scale) → 0"
-        ),
-        "you take the range from x itself": (
-            "lowest, highest = → low, high, lowest, highest = min(float(x.min()), 0.0), max(float(x.max()), 0.0),"
-        ),
-        "the zero-point is not whole": (
-            "round(low / scale) → low / scale; (x / scale).round() + zero_point → (x / scale + zero_point).round()"
-        ),
-        "the whole numbers are truncated": "(x / scale).round() → x / scale",
-        "your zero-point is 0 whatever the range": "lowest - round(low / scale) → 0",
-        "you round the zero-point down": "round(low / scale) → int(low // scale)",
-        "you truncate the zero-point": "round(low → int(low",
-        "you take the zero-point away from x": "(x / scale).round() + zero_point → ((x - zero_point) / scale).round()",
-        "the zero-point is never added to the whole numbers": "+ zero_point →",
-        "you clamp from −2^(bits − 1) + 1": "clamp(lowest, → clamp(lowest + 1,",
-        "you clamp to −128 and 127 whatever bits is": "clamp(lowest, highest) → clamp(-128, 127)",
-        "you quantize to 8 bits whatever bits is": "2 ** (bits - 1) → 128; 2**bits → 256",
-        "a part of the range left out": (
-            "(high - low) → high",
-            "(high - low) → max(-low, high)",
-            "(high - low) → -low",
-        ),
-        "you divide the range by 2^(bits − 1) − 1": "(2**bits - 1) → highest",
-        "scale and zero_point are swapped": "(torch.int8), scale, zero_point → (torch.int8), zero_point, scale",
-    },
 )
 
 
@@ -158,9 +121,6 @@ ROWS = TEXTS.exercise(
         "you divide by 2^(bits − 1)": _of_scale("(2 ** (bits - 1) - 1) → 2 ** (bits - 1)"),
         "you divide by 2^bits − 1, the number of steps": _of_scale("2 ** (bits - 1) - 1 → 2**bits - 1"),
         "you divide by 127 whatever bits is": _of_scale("(2 ** (bits - 1) - 1) → 127"),
-        "you truncate towards zero, so every weight gets smaller": ".round() →",
-        "you round down, which shifts all weights the same way": ".round() → .floor()",
-        "scale is upside down": "(torch.int8), scale_O1 → (torch.int8), 1 / scale_O1",
         "your scale does not come from the largest magnitude": tuple(
             edits
             for size in (
@@ -172,7 +132,6 @@ ROWS = TEXTS.exercise(
             )
             for edits in _of_scale(f"{_LARGEST} → {size}")
         ),
-        "you round up, which shifts all weights the same way": ".round() → .ceil()",
         "your scale comes from the smallest and the largest": _of_scale(
             f"{_LARGEST} → (weight_OI.amax(1, keepdim=True) - weight_OI.amin(1, keepdim=True)); "
             "2 ** (bits - 1) - 1 → 2**bits - 1"
@@ -249,8 +208,6 @@ STRAIGHT_THROUGH = TEXTS.exercise(
     mistakes={
         "no gradient passes the rounding": f"{_STRAIGHT} → steps_OI.round()",
         "clamped weights get a gradient": f"{_RESULT} → weight_OI + ({_RESULT} - weight_OI).detach()",
-        "nothing is clamped": "_clamped(straight_OI, bits) → straight_OI",
-        "you return the whole numbers": "* scale_O1 →",
         "the gradient is divided by the scale": (
             f"{_RESULT} → (q_OI := _clamped(straight_OI, bits)) + (q_OI * scale_O1 - q_OI).detach()"
         ),
@@ -260,11 +217,6 @@ STRAIGHT_THROUGH = TEXTS.exercise(
         "you round down": f"{_STRAIGHT} → steps_OI.floor()",
         "backward multiplies by the rounded value": (
             f"{_STRAIGHT} → steps_OI * (r_OI := steps_OI.detach().round()) + (r_OI - steps_OI * r_OI).detach()"
-        ),
-        # hardtanh has derivative 0 at the ends themselves, where clamp still has 1.
-        "no gradient at the largest number": (
-            "_clamped(straight_OI, bits) → "
-            "torch.nn.functional.hardtanh(straight_OI, 1.0 - 2 ** (bits - 1), 2 ** (bits - 1) - 1.0)"
         ),
         "other ends of the clamp": tuple(
             f"_clamped(straight_OI, bits) → straight_OI.clamp({ends})"
@@ -276,8 +228,6 @@ STRAIGHT_THROUGH = TEXTS.exercise(
                 "1 - 2 ** (bits - 1), 2 ** (bits - 1)",
             )
         ),
-        "you divide by the scale at the end": "* scale_O1 → / scale_O1",
-        "you round the weights themselves": "weight_OI / scale_O1 → weight_OI",
     },
 )
 
@@ -412,26 +362,6 @@ INTEGER_LINEAR = TEXTS.exercise(
     integer_linear,
     trial=_integer_trial,
     cases=_integer_cases,
-    mistakes={
-        "the zero-point is left out": "- x_zero * wide_w_OI.sum(1) →",
-        # An int8 product that runs over, with its correction and without.
-        "another axis of the sums": (
-            "wide_x_BI @ wide_w_OI.T → (wide_x_BI @ wide_w_OI.T).to(torch.int8).int()",
-            "wide_x_BI @ wide_w_OI.T - x_zero * wide_w_OI.sum(1) → (wide_x_BI @ wide_w_OI.T).to(torch.int8).int()",
-        ),
-        "you take the zero-point away once": "* wide_w_OI.sum(1) →",
-        "the correction is added": "- x_zero → + x_zero",
-        "the correction adds up the inputs": "wide_w_OI.sum(1) → wide_x_BI.sum(1, keepdim=True)",
-        "the scales of the weights are left out": "x_scale * w_scale_O1.T → x_scale",
-        "the scale of x is left out": "x_scale * w_scale_O1.T → w_scale_O1.T",
-        "no scale is applied": "x_scale * w_scale_O1.T * sums_BO → sums_BO.float()",
-        "you divide by w_scale": "* w_scale_O1.T → / w_scale_O1.T",
-        "the sum of the weights runs over in int8": "wide_w_OI.sum(1) → w_q_OI.sum(1).to(torch.int8)",
-        "the correction counts the inputs": "wide_w_OI.sum(1) → w_q_OI.shape[1]",
-        "the correction adds up all weights of the layer": "wide_w_OI.sum(1) → wide_w_OI.sum()",
-        "you round the output": "x_scale * w_scale_O1.T * sums_BO → (x_scale * w_scale_O1.T * sums_BO).round()",
-        "x_q − x_zero runs over in int8": "x_q_BI.int() → (x_q_BI - x_zero).int(); - x_zero * wide_w_OI.sum(1) →",
-    },
     repairs={
         "w_scale is not transposed": lambda answer: lambda x_q, s, z, w_q, w_s: answer(x_q, s, z, w_q, w_s.T),
         "w_q is not transposed": lambda answer: lambda x_q, s, z, w_q, w_s: answer(x_q, s, z, w_q.T, w_s),

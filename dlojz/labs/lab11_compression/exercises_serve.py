@@ -101,11 +101,6 @@ KV_CACHE = TEXTS.exercise(
     mistakes={
         "the mask begins in the top left corner": f"{_SEEN} → tril()",
         "new tokens see those after them": f".{_SEEN} →",
-        "the new tokens attend to each other only": "if cache is not None → if False",
-        "the cache holds the last call only": (
-            "output, (k_BGTH, v_BGTH) → output, (k_BGTH[:, :, -tokens:], v_BGTH[:, :, -tokens:])"
-        ),
-        "the new keys stand before those of the cache": "zip(cache, (k_BGTH, v_BGTH), → zip((k_BGTH, v_BGTH), cache,",
         "a token does not see itself": (
             f"{_SEEN} → tril(max(key_tokens - tokens - 1, 0))",
             f"{_SEEN} → tril(key_tokens - tokens - 1)",
@@ -114,14 +109,6 @@ KV_CACHE = TEXTS.exercise(
             f"{_SEEN} → triu(key_tokens - tokens + 1)",
             f"{_SEEN} → triu(key_tokens - tokens)",
         ),
-        # Query head i reads key head i % G, and not i // (N / G).
-        "each head attends to the keys of another head": (
-            "q_BNTH, k_BGTH, v_BGTH, attn → q_BNTH, "
-            "*(part.repeat(1, q_BNTH.shape[1] // part.shape[1], 1, 1) for part in (k_BGTH, v_BGTH)), attn"
-        ),
-        # Numbers are added to the scores: 0 hides nothing, 1 only favours.
-        "a mask of numbers, not booleans": "dtype=torch.bool → dtype=torch.float32",
-        "the scores are not scaled": "attn_mask=allowed → attn_mask=allowed, scale=1.0",
     },
     repairs={"fewer key-value heads are not shared": _with_all_heads},
 )

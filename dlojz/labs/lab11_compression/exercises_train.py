@@ -135,7 +135,6 @@ AWARE_TRAINING = TEXTS.exercise(
     cases=((1, 2), (2, 3), (3, 4)),
     source=(train_aware, _trained, _rounded),
     mistakes={
-        "your loop trains without any rounding": "lambda: _rounded(model, names, bits) → dict",
         "the gradients are never zeroed": Mistake(
             edited_when_called((train_aware, _trained), _KEEPS_GRADIENTS), *_NOT_CLEARED
         ),
@@ -143,13 +142,7 @@ AWARE_TRAINING = TEXTS.exercise(
         "you write the rounded weights over the floating-point ones": _overwritten,
         "rounded once, before the loop": _rounded_once,
         "rounded weights written at the end": _rounded_at_the_end,
-        "no gradient reaches the matrices": (
-            "dict(weights()) → {name: weight.detach() for name, weight in weights().items()}"
-        ),
-        "you take one scale for the whole matrix": "amax(1, keepdim=True) → max()",
-        "the gradient also flows through the scale": "weight.detach().abs() → weight.abs()",
         "the scales are computed once": _old_scales,
-        "only the first batch is learnt from": "labels in batches: → labels in batches[:1]:",
     },
 )
 
@@ -212,18 +205,10 @@ PRUNED_TRAINING = TEXTS.exercise(
     trial=_pruned_trial,
     cases=((4, 0.0), (5, 0.01), (6, 0.1)),
     mistakes={
-        "pruned weights grow back": ", lambda: _masked(model, masks) →",
-        "you mask before each forward pass only": (
-            "dict, lambda: _masked(model, masks) → lambda: _masked(model, masks) or {}"
-        ),
         "you mask the gradients": _masked_gradients,
         "pruned only after the training": _masked_at_the_end,
         "the first forward pass still sees the dense weights": lambda model, masks, batches, optimizer: _trained(
             model, batches, optimizer, dict, lambda: _masked(model, masks)
-        ),
-        "your loop trains the dense model": "_masked(model, masks) → None",
-        "you keep what should go": (
-            "_masked(model, masks) → _masked(model, {name: 1 - mask for name, mask in masks.items()})"
         ),
         "the gradients are never zeroed": Mistake(
             edited_when_called((train_pruned, _trained), _KEEPS_GRADIENTS), *_NOT_CLEARED
@@ -270,26 +255,6 @@ SOFT_LOSS = TEXTS.exercise(
     "soft-loss",
     soft_loss,
     cases=_soft_cases,
-    mistakes={
-        "the factor T² is missing": "temperature**2 * →",
-        "the factor is T, not T²": "temperature**2 → temperature",
-        "you average over classes too": ".sum(-1).mean() → .mean()",
-        "you add the samples up": ".sum(-1).mean() → .sum()",
-        "the divergence is the other way round": (
-            "teacher_BK.detach() → student_BK; (student_BK / temperature).log → (teacher_BK / temperature).log"
-        ),
-        "the teacher is not softened": "teacher_BK.detach() / temperature → teacher_BK",
-        "the student is not softened": "student_BK / temperature → student_BK",
-        "you multiply the logits by T": "/ temperature → * temperature",
-        "the cross-entropy with the teacher's probabilities": "p_BK.log() - log_q_BK → -log_q_BK",
-        "you divide by T²": "temperature**2 → temperature**-2",
-        "you multiply by 2T": "temperature**2 → 2 * temperature",
-        "your softmax runs over the samples": "softmax(-1) → softmax(0)",
-        "the square difference of the probabilities": "p_BK * (p_BK.log() - log_q_BK) → (p_BK - log_q_BK.exp()) ** 2",
-        "the sign is the other way round": "temperature**2 → -(temperature**2)",
-        "F.kl_div of the student's probabilities": "- log_q_BK → - log_q_BK.exp()",
-        "one loss per sample is left": ".mean() →",
-    },
     then=_check_gradients,
 )
 
@@ -345,32 +310,5 @@ MIXED_LOSS = TEXTS.exercise(
     mixed_loss,
     cases=_mixed_cases,
     leaves={0: Said("the student's logits", "les logits de l’étudiant")},
-    mistakes={
-        "the soft loss of unlabelled samples only": (
-            "(student_BK, teacher_BK, → (student_BK[~known_B], teacher_BK[~known_B],"
-        ),
-        "alpha and 1 − alpha swapped": "alpha * soft_loss → (1 - alpha) * soft_loss; + (1 - alpha) → + alpha",
-        "the true labels are compared at temperature T": "student_BK[known_B] → student_BK[known_B] / temperature",
-        "the cross-entropy divided by all samples": "(1 - alpha) * → (1 - alpha) * known_B.float().mean() *",
-        "the soft loss of labelled samples only": (
-            "(student_BK, teacher_BK, → (student_BK[known_B], teacher_BK[known_B],"
-        ),
-        "the soft loss is not weighed": "alpha * soft_loss → soft_loss",
-        "the cross-entropy is not weighed": "(1 - alpha) * →",
-        # -1 as the number of a class, and -1 cut off at 0
-        "samples without label": (
-            "student_BK[known_B], labels_B[known_B] → student_BK, labels_B % student_BK.shape[1]",
-            "student_BK[known_B], labels_B[known_B] → student_BK, labels_B.clamp(min=0)",
-        ),
-        "neither loss is weighed": "alpha * soft_loss → soft_loss; (1 - alpha) * →",
-        "you take the plain mean of the two losses": "alpha * soft_loss → 0.5 * soft_loss; (1 - alpha) → 0.5",
-        "the true labels do not count": "if not known_B.any() → if True",
-        "the teacher does not count": "return soft + → return",
-        "samples of class 0 are left out": "labels_B != UNKNOWN → labels_B > 0",
-        "the cross-entropy is a sum over the samples": "(1 - alpha) * → (1 - alpha) * known_B.sum() *",
-        "the soft loss without its temperature": "teacher_BK, temperature) → teacher_BK, 1.0)",
-        "the soft loss lacks its factor T²": "alpha * soft_loss → alpha / temperature**2 * soft_loss",
-        "F.nll_loss of plain logits": "cross_entropy → nll_loss",
-    },
     then=_check_labels,
 )

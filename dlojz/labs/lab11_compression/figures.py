@@ -3,21 +3,16 @@
 Shape suffixes: N images, K classes, O outputs, I inputs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
 
 from dlojz.base.language import say, significant
+from dlojz.compress.task import Task
 from dlojz.display.canvas import LabFigure, finish, plain
 from dlojz.display.style import BLUE, NORMAL, ORANGE, PREDICTED_ALPHA, SKY
 from dlojz.labs.kit.figures import labelled, open_figure, panel, pictured
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from dlojz.compress.task import Task
 
 Rows = Callable[["Tensor", int], tuple["Tensor", "Tensor"]]
 BITS = (8, 7, 6, 5, 4, 3, 2)

@@ -98,27 +98,6 @@ MEGATRON_ARGUMENTS = TEXTS.exercise(
     megatron_layout,
     cases=[(shlex.split(line), gpus) for line, gpus in ARGUMENTS_CASES],
     read=_numbers,
-    mistakes={
-        "another sum where no global batch is given": ", micro * dp) → , 0)",
-        "your dp counts every GPU": "gpus // (tp * pp) → gpus",
-        "your dp forgets the pipeline": "(tp * pp) → tp",
-        "your dp forgets the tensor degree": "(tp * pp) → pp",
-        # Where no global batch is given, counted from Megatron's, or 1.
-        "your micro-batches are those of all replicas together": (
-            "// (micro * dp) → // micro",
-            ", micro * dp)) // (micro * dp) → , micro)) // micro",
-        ),
-        "you split the batch among all GPUs": (
-            "// (micro * dp) → // (micro * gpus)",
-            ", micro * dp)) // (micro * dp) → , micro * gpus)) // (micro * gpus)",
-        ),
-        "you return the samples of a replica per step": (
-            "// (micro * dp) → // dp",
-            ", micro * dp)) // (micro * dp) → , dp)) // dp",
-        ),
-        "you return the global batch": "// (micro * dp) →",
-        "the tensor and pipeline degrees are swapped": "return tp, pp, → return pp, tp,",
-    },
     differs=_other_arguments,
 )
 
@@ -240,32 +219,6 @@ MEGATRON_QKV = TEXTS.exercise(
     "megatron-qkv",
     megatron_qkv,
     cases=_cases,
-    mistakes={
-        "you cut torch's rows as they lie": "by_head_HE.reshape(3 * width, width) → weight",
-        "all q of the rank, then all k": (
-            "by_head_HE.reshape(3 * width, width).chunk(tp)[rank] → "
-            "weight.view(3, tp, -1, width)[:, rank].flatten(0, 1)"
-        ),
-        # Heads rank, rank + tp, …, where Megatron takes H / tp consecutive ones.
-        "you deal the heads out in turn": (
-            "by_head_HE.reshape(3 * width, width).chunk(tp)[rank] → by_head_HE[rank::tp].reshape(-1, width)"
-        ),
-        # (H, E, 3, D): row 0 of q, of k, of v, then row 1.
-        "you interleave row by row": "transpose(0, 1) → permute(1, 2, 0, 3)",
-        "you cut along the inputs": "chunk(tp) → chunk(tp, dim=1)",
-        "the whole layer on every rank": ".chunk(tp)[rank] →",
-        "every rank gets the part of rank 0": "[rank] → [0]",
-        "the rows read in Megatron's order": "view(3, heads, → view(heads, 3,",
-        "you exchange heads and the rows of a head": "transpose(0, 1) → transpose(1, 2)",
-        "the order of the ranks is reversed": "[rank] → [-1 - rank]",
-        "you take every N-th row": ".chunk(tp)[rank] → [rank::tp]",
-        "another order within a head": (
-            ".transpose → [[2, 1, 0]].transpose",
-            ".transpose → [[1, 0, 2]].transpose",
-            ".transpose → [[0, 2, 1]].transpose",
-        ),
-        "you transpose the weight": "weight.view → weight.T.reshape",
-    },
 )
 
 

@@ -262,22 +262,7 @@ GATHER_METRICS = TEXTS.exercise(
     labels=LABELS,
     source=(gather_metrics,),
     mistakes={
-        "the filled-up samples are kept": "[:real] →",
-        "you cut every rank's part": (
-            "torch.cat(parts)[:real] → torch.cat([part[: real // len(parts)] for part in parts])"
-        ),
-        # (4, ranks, 3): sample 0 of each rank, then sample 1.
-        "you take one sample of each rank in turn": "cat(parts) → stack(parts, dim=1).flatten(0, 1)",
-        "you keep the last rows": "[:real] → [-real:]",
-        "you average over the ranks": (
-            "dist.all_gather(parts, values) → dist.all_reduce(parts[0].copy_(values)); "
-            "torch.cat(parts)[:real] → parts[0] / len(parts)"
-        ),
-        "the ranks have become a further dimension": "torch.cat(parts)[:real] → torch.stack(parts)",
-        "the last sample is missing": "[:real] → [: real - 1]",
-        "you return the metric itself": "[:real] → .mean()",
         "every rank returns its own values": lambda values, real: values[:real],
-        "rank 0 alone has all the values": "[:real] → [:real] if dist.get_rank() == 0 else values",
     },
 )
 

@@ -4,8 +4,6 @@ A library that is not installed is named in one sentence, with the command that 
 of words, in a temporary folder and with a limit of time.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import os
@@ -17,11 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dlojz.base.language import decimal, format_bytes, say, significant, yes_no
 from dlojz.base.machine import patience
 from dlojz.base.table import Table, safe, titles
+from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.figures.library_figures import DASH, all_lines_words, difference_words
 from dlojz.display.style import BLACK, BLUE, LINE_STYLES, ORANGE_TINT, REMARK, SMALL, VERMILION, WHITE
@@ -32,12 +31,9 @@ from dlojz.labs.lab12_libraries.exercises_loops import loops as loops  # noqa: P
 from dlojz.labs.lab12_libraries.exercises_loops import updates_made as updates_made  # noqa: PLC0414
 from dlojz.libraries.library_catalogue import LIBRARIES, REFERENCE, absence, code_lines, library
 from dlojz.libraries.side_by_side import leaves, rows, sent, status_words
-
-if TYPE_CHECKING:
-    from dlojz.config.run_config import RunConfig
-    from dlojz.results.footprint import Traffic
-    from dlojz.results.record import RunRecord
-    from dlojz.running.run import Run
+from dlojz.results.footprint import Traffic
+from dlojz.results.record import RunRecord
+from dlojz.running.run import Run
 
 TEXTS = Sentences(Path(__file__).with_suffix(".md"))
 

@@ -227,9 +227,6 @@ CHECKPOINT_INTERVAL = TEXTS.exercise(
         "an interval without the square root": _interval("math.sqrt →"),
         "an interval with the 2 below the line": _interval("2 * save_s * failure_s → save_s * failure_s / 2"),
         "half the time between failures": _interval("math.sqrt(2 * save_s * failure_s) → failure_s / 2"),
-        # the same as T / (2M) alone
-        "a share of one term only": MistakeWay("+ interval_s / (2 * failure_s) →", part=1),
-        "a failure costs a whole interval": MistakeWay("(2 * failure_s) → failure_s", part=1),
     },
 )
 

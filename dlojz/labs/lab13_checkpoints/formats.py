@@ -92,19 +92,6 @@ SHARES_TO_READ = TEXTS.exercise(
     cases=[(*case, rank) for case in CASES for rank in range(case[2])],
     source=(shares_to_read, _overlaps),
     mistakes={
-        "your last place is one too small": "stop - old_rank * old → stop - old_rank * old - 1",
-        "the third number is a length": "stop - old_rank * old → stop - start",
-        "you number the old ranks from 1": "append((old_rank, → append((old_rank + 1,",
-        "only the first piece is there": "return pieces → return pieces[:1]",
-        "every rank reads what rank 0 should": "rank * new, min((rank + 1) * new, → 0, min(new,",
-        "places counted from the beginning of the vector": "- old_rank * old →",
-        "elements lost at the end, shares rounded down": (
-            "-(-elements // old_ranks), -(-elements // new_ranks) → elements // old_ranks, elements // new_ranks"
-        ),
-        # Beyond the end of the vector, as if the last share were as long as the others.
-        "the last share is shorter than the others": (
-            "_overlaps(elements, → _overlaps(old * old_ranks,; min((rank + 1) * new, elements) → (rank + 1) * new"
-        ),
         # A piece of every old rank: of no length where the two do not meet, or one that ends before it begins.
         "ranks of which there is nothing to read": (
             _with_empty,
@@ -113,8 +100,6 @@ SHARES_TO_READ = TEXTS.exercise(
         "you exchange the two cuts": lambda elements, old_ranks, new_ranks, rank: shares_to_read(
             elements, new_ranks, old_ranks, rank
         ),
-        "elements lost at the end, new shares rounded down": "-(-elements // new_ranks) → elements // new_ranks",
-        "too much of each": "start - old_rank * old, stop - old_rank * old → 0, min(old, elements - old_rank * old)",
     },
     differs=_differs,
     read=reader(_pieces, TEXTS.sentence("shares-to-read", "triples")),
