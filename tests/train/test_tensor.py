@@ -54,15 +54,16 @@ ON: dict[int, dict[str, dict[str, Any]]] = {
         "torch-coatnet-3d": {**COATNET, **TORCH, "tp": 2, "pp": 2, "dp": 2},
     },
 }
-NIGHTLY = "torch-coatnet-fsdp2"
-"""By day `torch-coatnet` splits the same layers, and `torch-llama-fsdp2-sp` shards what torch has split."""
+NIGHTLY = {"torch-coatnet-fsdp2", "hand-llama", "hand-coatnet-pp"}
+"""By day `torch-coatnet` splits the same layers, and `torch-llama-fsdp2-sp` shards what torch has split; by hand
+`hand-llama-sp` splits the layers of Llama, and `hand-llama-3d-sp` does so in a pipeline."""
 
 
 def cases(kind: str = "") -> pytest.MarkDecorator:
     """Parametrize a test with the runs whose name begins with `kind`."""
     found = [(count, name) for count, names in ON.items() for name in names if name.startswith(kind)]
     marked = [
-        pytest.param(count, name, id=f"{name}-on-{count}", marks=pytest.mark.nightly if name == NIGHTLY else [])
+        pytest.param(count, name, id=f"{name}-on-{count}", marks=pytest.mark.nightly if name in NIGHTLY else [])
         for count, name in found
     ]
     return pytest.mark.parametrize(("processes", "name"), marked)
@@ -76,7 +77,7 @@ def prepare(folder: Path) -> None:
     serial = {str(fields["model"]): config_for({**fields, "engine": "single"}) for fields in (COATNET, LLAMA)}
     train(folder / "1", serial, 1)
     for processes, runs in ON.items():
-        made = {name: fields for name, fields in runs.items() if name != NIGHTLY or os.environ.get("DLOJZ_NIGHTLY")}
+        made = {name: fields for name, fields in runs.items() if name not in NIGHTLY or os.environ.get("DLOJZ_NIGHTLY")}
         train(folder / str(processes), {name: config_for(fields) for name, fields in made.items()}, processes)
 
 
