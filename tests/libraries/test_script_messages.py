@@ -11,7 +11,6 @@ from dlojz.compare import RunRow, TrafficPair
 from dlojz.display.tables import comparison_markdown, group_label
 from dlojz.results.footprint import Footprint
 from dlojz.results.record import RunRecord
-from tests.libraries.forked_scripts import run_on_forks
 
 PARAMETERS = (64 * 256, 256, 256 * 256, 256, 256 * 10, 10)
 """Elements of each parameter of the net below."""
@@ -45,7 +44,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
         folder = tmp_path_factory.mktemp("runs")
         path = folder / "written.py"
         path.write_text(NET + textwrap.dedent(text) + textwrap.dedent(steps), encoding="utf-8")
-        made = run_on_forks(path, processes=processes, root=folder)
+        made = dlojz.run(path, processes=processes, device="cpu", root=folder, progress=False)
         assert made.record is not None
         assert made.record.status == "completed", made.logs()
         return made.record

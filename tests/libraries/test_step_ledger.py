@@ -26,7 +26,6 @@ from dlojz.libraries.step_ledger import (
 )
 from dlojz.results.record import RunRecord, memory_growth
 from dlojz.running.run import Run
-from tests.libraries.forked_scripts import run_on_forks
 
 WEIGHTS = 16 * 32 + 32 + 32 * 4 + 4
 """Parameters of the model below; its step on n samples has 3 · 2 · n · (16 · 32 + 32 · 4) products less those of the
@@ -47,7 +46,7 @@ def flops_of_step(samples: int) -> int:
 def run_text(folder: Path, text: str, processes: int = 1) -> Run:
     path = folder / "written.py"
     path.write_text(MODEL + textwrap.dedent(text), encoding="utf-8")
-    return run_on_forks(path, root=folder / "runs", processes=processes)
+    return dlojz.run(path, device="cpu", root=folder / "runs", progress=False, processes=processes)
 
 
 def completed(run: Run) -> RunRecord:
