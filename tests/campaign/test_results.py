@@ -3,7 +3,6 @@
 import csv
 import io
 import re
-import runpy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +31,7 @@ from dlojz.results.footprint import Footprint, Memory
 from dlojz.running import launch
 from dlojz.running.folder import Job
 from dlojz.running.store import claim
+from tests.fakeslurm import fixture
 
 SHIPPED = Path(__file__).resolve().parents[2] / "slurm" / "campaigns" / "tiny_local.toml"
 HOSTILE = "<img src=x onerror=alert(1)>$\\foo$ |_*`"
@@ -161,10 +161,9 @@ def test_a_job_that_waits_says_why(
     plan = expand(campaign)
     folder, _ = claim(plan.points[0].config, tmp_path, force_new=True)
     Job(machine="local", name=folder.name, job_id="12", submitted_utc="2020-01-01T00:00:00+00:00").write(folder)
-    fakeslurm = runpy.run_path(str(Path(__file__).parents[1] / "fakeslurm" / "fixture.py"))
     use_language(language)
-    with fakeslurm["scheduler"](tmp_path, monkeypatch) as fake:
-        fake.plays(fakeslurm["squeue"](fakeslurm["line"]("12", "PENDING", "Priority", name=folder.name)))
+    with fixture.scheduler(tmp_path, monkeypatch) as fake:
+        fake.plays(fixture.squeue(fixture.line("12", "PENDING", "Priority", name=folder.name)))
         waits, other = _results(plan, tmp_path)[:2]
         assert len(fake.calls) == 1, "state and reason are one question"
     assert (waits.state, waits.waits_for) == ("queued", "Priority") and waits.reason.startswith(why)

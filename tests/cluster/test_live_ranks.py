@@ -26,7 +26,7 @@ print(json.dumps(seen))
 """
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_the_tasks_of_an_allocation_are_the_ranks(slurm: Any, nodes: int) -> None:
     done = subprocess.run(
         ["salloc", "-Q", "-N", str(nodes), "-n", "2", sys.executable, "-W", "ignore", "-c", PROGRAM],

@@ -1,8 +1,6 @@
 """What is made of a real scheduler's words: its refusals, a job's whole life, and the time in which it is down."""
 
-import importlib.util
 import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,24 +11,11 @@ from dlojz.base.errors import LabError
 from dlojz.running.folder import Job
 from dlojz.running.slurm import slurm_queue
 from dlojz.running.slurm.slurm_queue import INTERVAL_VARIABLE, ask
+from tests.fakeslurm import measured
 
 from .conftest import until
 
 SLEEP = "#!/bin/bash\nexec sleep 600\n"
-
-
-def _measured() -> Any:
-    path = Path(__file__).parents[1] / "fakeslurm" / "measured.py"
-    spec = importlib.util.spec_from_file_location("fakeslurm_measured", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-measured = _measured()
 
 
 def sbatch(slurm: Any, *options: str, script: str = SLEEP) -> subprocess.CompletedProcess[str]:

@@ -39,9 +39,17 @@ def test_a_script_that_trains_nothing_ends_its_job(here: Path, tmp_path: Path) -
     assert run.logs(0).startswith("begun\n")
 
 
-def test_the_script_of_the_labs_trains_alike_in_every_layout(here: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        pytest.param([["tp-fsdp"]], id="tp-fsdp"),
+        pytest.param([["ddp"], ["fsdp"], ["1f1b", "--accumulation", "4"]], id="others", marks=pytest.mark.nightly),
+    ],
+)
+def test_the_script_of_the_labs_trains_alike_in_every_layout(
+    layouts: list[list[str]], here: Path, tmp_path: Path
+) -> None:
     path, words = write_script("12", tmp_path / "mine", "en", solved=True), ["--epochs", "1", "--batch", "256"]
-    layouts = (["ddp"], ["fsdp"], ["tp-fsdp"], ["1f1b", "--accumulation", "4"])
     common = {"on": "slurm", "machine": "stubs", "device": "cpu", "wait": False, "time_limit_s": 600}
     runs = [
         dlojz.run(path, args=["--parallel", *layout, *words], processes=4, **common)  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """The fake scheduler for a test: executables on PATH, their scenario, and what they were asked.
 
-In a conftest: load this file, then
+In a conftest:
     @pytest.fixture
     def fake(tmp_path, monkeypatch):
         with fixture.scheduler(tmp_path, monkeypatch) as found:

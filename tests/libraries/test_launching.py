@@ -20,6 +20,7 @@ import dlojz
 from dlojz.base.files import CHECKOUT
 from dlojz.results.record import RunRecord
 from dlojz.running.run import Run
+from tests.libraries.forked_scripts import run_on_forks
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -201,7 +202,7 @@ def test_dlojz_run_watches_processes_without_a_group(tmp_path: Path, method: str
                 model(torch.randn(4, 8))
     """,
     )
-    dlojz.run(tmp_path / "written.py", device="cpu", root=tmp_path / "runs", progress=False)
+    run_on_forks(tmp_path / "written.py", root=tmp_path / "runs")
     record = record_of(tmp_path)
     assert record.status == "completed" and record.config.layout.world_size == 2
     assert len(record.losses) == 4 and [footprint.rank for footprint in record.footprints] == [0, 1]
@@ -285,7 +286,7 @@ def test_watch_and_record_have_the_exit_code_of_the_script(tmp_path: Path, launc
 
 def test_record_takes_os_exit_after_training_for_no_failure(tmp_path: Path) -> None:
     script = written(tmp_path, "train(nn.Linear(8, 4), 8)\nos._exit(0)\n")
-    dlojz.run(script, device="cpu", root=tmp_path / "runs", progress=False)
+    run_on_forks(script, root=tmp_path / "runs")
     record = record_of(tmp_path)
     assert (record.status, len(record.losses)) == ("completed", 8)
     assert record.footprints[0].phases.step_s is not None and record.spans

@@ -215,6 +215,7 @@ def test_the_program_has_the_courses_own_lines(line: str) -> None:
     assert line in LIBRARIES["deepspeed"].program.read_text()
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not found("accelerate"), reason="Accelerate is not installed here: make libraries")
 def test_a_bare_accelerator_makes_no_group_where_there_is_no_gpu(tmp_path: Path) -> None:
     """The trap that the program's `cpu=True` avoids: two processes, each alone on all the data, and nothing is said."""

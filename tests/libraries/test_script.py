@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from dlojz.cli.main import main
 from dlojz.libraries.watched_script import TEXTS
 from dlojz.results.record import RunRecord
 from dlojz.running.run import Run
+from tests.libraries.forked_scripts import run_on_forks
 
 SCRIPT = Path(__file__).with_name("own_script.py")
 WEIGHTS = 16 * 64 + 64 + 64 * 4 + 4
@@ -31,11 +33,11 @@ def measured(run: Run) -> RunRecord:
     return run.record
 
 
-def run_text(folder: Path, text: str, **options: Any) -> Run:
+def run_text(folder: Path, text: str, start: Callable[..., Run] = dlojz.run, **options: Any) -> Run:
     """Run a script that is written for one test."""
     path = folder / "written.py"
     path.write_text(textwrap.dedent(text), encoding="utf-8")
-    return dlojz.run(path, device="cpu", root=folder / "runs", progress=False, **options)
+    return start(path, device="cpu", root=folder / "runs", progress=False, **options)
 
 
 @pytest.fixture(scope="module")
@@ -73,15 +75,6 @@ def test_the_losses_are_the_mean_of_those_that_the_ranks_printed(ddp: Run) -> No
     assert measured(ddp).losses == pytest.approx([sum(both) / 2 for both in zip(*printed, strict=True)], abs=1e-6)
 
 
-@pytest.mark.nightly
-def test_accumulation_is_one_step(root: Path) -> None:
-    run = dlojz.run(SCRIPT, args=["--accumulation", "4"], processes=2, device="cpu", root=root, progress=False)
-    record = measured(run)
-    assert len(record.losses) == 6
-    assert record.footprints[0].samples_per_s == pytest.approx(64 / (record.footprints[0].phases.step_s or 0))
-    assert sum(span.phase == "backward" for span in record.spans if span.step == 4 and span.rank == 0) == 4
-
-
 def test_it_is_shown_as_other_runs_are(ddp: Run, root: Path) -> None:
     assert [run.run_id for run in dlojz.runs(root) if run == ddp] == [ddp.run_id]
     row = ddp.compare().rows[0]
@@ -103,32 +96,6 @@ ONE_MODEL = """
 
 
 @pytest.mark.nightly
-def test_two_optimizers_in_turn_make_a_step_each(tmp_path: Path) -> None:
-    """Gradients of the other one are set to zero before it steps: each step is one optimizer's."""
-    run = run_text(
-        tmp_path,
-        """
-        import torch
-        from torch import nn
-        made, judged = nn.Linear(2, 8), nn.Linear(8, 1)
-        unused = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
-        del unused
-        first, second = torch.optim.Adam(judged.parameters()), torch.optim.Adam(made.parameters())
-        for _ in range(5):
-            for optimizer in (first, second):
-                judged(made(torch.randn(4, 2))).square().mean().backward()
-                optimizer.step()
-                first.zero_grad(), second.zero_grad()
-    """,
-    )
-    record = measured(run)
-    assert len(record.losses) == 10
-    assert record.steps_of == {"first": 5, "second": 5}
-    assert record.footprints[0].parameters == 2 * 8 + 8 + 8 + 1
-    assert record.footprints[0].memory.optimizer_bytes is not None
-
-
-@pytest.mark.nightly
 def test_a_scaler_that_leaves_an_update_out_still_ends_the_step(tmp_path: Path) -> None:
     run = run_text(
         tmp_path,
@@ -145,6 +112,7 @@ def test_a_scaler_that_leaves_an_update_out_still_ends_the_step(tmp_path: Path) 
             scaler.update()
             optimizer.zero_grad()
     """,
+        start=run_on_forks,
     )
     record = run.record
     assert record is not None and record.status == "diverged"
@@ -169,6 +137,7 @@ def test_record_names_a_loss_that_is_no_finite_number(value: str, tmp_path: Path
         optimizer.step()
         optimizer.zero_grad()
     """,
+        start=run_on_forks,
     )
     record = run.record
     assert record is not None and record.status == "diverged" and f"became {value} at step 2" in record.reason
@@ -226,6 +195,7 @@ def test_record_names_a_rank_that_is_killed(tmp_path: Path) -> None:
     time.sleep(60)
     """,
         processes=2,
+        start=run_on_forks,
     )
     assert run.record is not None and run.record.status == "failed"
     assert "rank 1 was killed by signal 9 (SIGKILL) after step 4" in run.record.reason
@@ -329,6 +299,7 @@ def test_dlojz_run_ends_a_script_that_trains_nothing(tmp_path: Path) -> None:
     time.sleep(600)
     """,
         first_step_s=1.0,
+        start=run_on_forks,
     )
     assert run.record is not None and run.record.status == "failed"
     line = 1 + textwrap.dedent((tmp_path / "written.py").read_text()).splitlines().index("time.sleep(600)")

@@ -28,6 +28,7 @@ from dlojz.libraries.scripts.script_training import recognise, use_of
 from dlojz.results.footprint import STATES
 from dlojz.results.record import RunRecord, ScriptPrediction
 from dlojz.running.failures.out_of_memory import memory_lines, post_mortem
+from tests.libraries.forked_scripts import run_on_forks
 
 SCRIPT = Path(__file__).with_name("wrapped_script.py")
 PEAK = 0.05
@@ -46,7 +47,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 
     @cache
     def run(words: str, processes: int = 2) -> RunRecord:
-        made = dlojz.run(SCRIPT, processes=processes, args=words.split(), device="cpu", root=root, progress=False)
+        made = run_on_forks(SCRIPT, processes=processes, args=words.split(), root=root)
         assert made.record is not None
         assert made.record.status == "completed", made.logs()
         return made.record

@@ -1,9 +1,6 @@
 """What a step of a script is: one step of its optimizer, in whatever form, and under whatever loop."""
 
-import importlib.util
 import re
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -14,6 +11,7 @@ import dlojz
 from dlojz.results.footprint import NO_GRAD
 from dlojz.results.record import RunRecord
 from dlojz.running.run import Run
+from tests.libraries.forked_scripts import run_on_forks
 
 MODEL = """
 import torch
@@ -33,7 +31,7 @@ def run_steps(folder: Path, text: str, **options: Any) -> Run:
     """Run a script that goes on from the model above."""
     path = folder / "written.py"
     path.write_text(MODEL + textwrap.dedent(text), encoding="utf-8")
-    return dlojz.run(path, device="cpu", root=folder / "runs", progress=False, **options)
+    return run_on_forks(path, root=folder / "runs", **options)
 
 
 def printed(run: Run, rank: int = 0) -> list[float]:
@@ -197,66 +195,6 @@ def test_step_ledger_records_accumulation_with_a_scaler_and_a_replaced_optimizer
     assert samples_of_step(record) == pytest.approx(24)
 
 
-@pytest.mark.nightly
-def test_step_ledger_records_deepspeed(tmp_path: Path) -> None:
-    run = run_steps(
-        tmp_path,
-        """
-        import deepspeed
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # for inference alone, and takes 40 s to compile
-        settings = {
-            "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 2,
-            "zero_optimization": {"stage": 3, "reduce_bucket_size": 1000, "stage3_prefetch_bucket_size": 1000},
-        }
-        optimizer = torch.optim.AdamW(model.parameters())
-        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
-        for _ in range(10):
-            engine.backward(loss_of(engine))
-            engine.step()
-    """,
-        processes=2,
-    )
-    record = measured(run)
-    assert len(record.losses) == 5
-    assert samples_of_step(record) == pytest.approx(32)
-    assert record.footprints[0].parameters == WEIGHTS
-    assert record.footprints[0].memory.weights_bytes == 2 * WEIGHTS  # a half of it
-
-
-@pytest.mark.nightly
-def test_step_ledger_records_a_pipeline(tmp_path: Path) -> None:
-    run = run_steps(
-        tmp_path,
-        """
-        import torch.distributed as dist
-        from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-        dist.init_process_group("gloo")
-        rank = dist.get_rank()
-        model = nn.Linear(16, 16)
-        stage = PipelineStage(model, rank, 2, torch.device("cpu"))
-        schedule = Schedule1F1B(stage, 4, loss_fn=nn.functional.mse_loss)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(5):
-            if rank == 0:
-                schedule.step(torch.randn(16, 16))
-            else:
-                losses = []
-                schedule.step(target=torch.zeros(16, 16), losses=losses)
-                print("loss", torch.stack(losses).mean().item(), flush=True)
-            optimizer.step()
-            optimizer.zero_grad()
-        dist.destroy_process_group()
-    """,
-        processes=2,
-    )
-    record = measured(run)
-    assert record.losses == pytest.approx(printed(run, rank=1)) and len(record.losses) == 5
-    assert [footprint.traffic("send", "pp") for footprint in record.footprints] == [4 * 16 * 16] * 2
-    for footprint in record.footprints:
-        assert footprint.samples_per_s == pytest.approx(16 / (footprint.phases.step_s or 0))
-    assert sum(span.phase == "forward" for span in record.spans if (span.rank, span.step) == (0, 3)) == 4
-
-
 def test_step_ledger_records_tensor_parallel_over_all_ranks(tmp_path: Path) -> None:
     run = run_steps(
         tmp_path,
@@ -277,95 +215,6 @@ def test_step_ledger_records_tensor_parallel_over_all_ranks(tmp_path: Path) -> N
     record = measured(run)
     assert {(one.collective, one.group) for one in record.footprints[0].communication} == {("all_reduce", "tp")}
     assert samples_of_step(record) == pytest.approx(8)  # both ranks read the same
-
-
-OPERATORS = """
-        from dlojz.models.foreign.vision_packages import ensure_torchvision_imports
-        ensure_torchvision_imports()
-"""
-"""Beginning of a script whose library imports torchvision, where torchvision is of another build than torch."""
-
-
-def requires(name: str, statement: str) -> None:
-    """Skip where a library is not installed, or does not work here."""
-    if importlib.util.find_spec(name) is None:
-        pytest.skip(f"{name} is not installed")
-    done = subprocess.run([sys.executable, "-c", statement], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"{statement}: {done.stderr.strip().splitlines()[-1]}")
-
-
-@pytest.mark.nightly
-def test_step_ledger_records_accelerate(tmp_path: Path) -> None:
-    requires("accelerate", "from accelerate import Accelerator")
-    run = run_steps(
-        tmp_path,
-        """
-        from accelerate import Accelerator
-        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-        model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
-        for _ in range(10):
-            with accelerator.accumulate(model):
-                accelerator.backward(loss_of(model))
-                optimizer.step()
-                optimizer.zero_grad()
-        accelerator.end_training()
-    """,
-        processes=2,
-    )
-    assert len(measured(run).losses) == 5
-    assert sum(run.record.losses) == pytest.approx((sum(printed(run)) + sum(printed(run, 1))) / 4)
-    assert samples_of_step(run.record) == pytest.approx(32)
-
-
-@pytest.mark.nightly
-def test_step_ledger_records_the_trainer_of_transformers(tmp_path: Path) -> None:
-    requires("transformers", f"{textwrap.dedent(OPERATORS)}from transformers import Trainer")
-    run = run_steps(
-        tmp_path,
-        OPERATORS
-        + """
-        from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
-        model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=32, n_positions=8))
-        samples = [{"input_ids": tokens, "labels": tokens} for tokens in torch.randint(32, (256, 8))]
-        arguments = TrainingArguments(
-            output_dir=__file__ + ".out", per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=6,
-            report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no",
-        )
-        Trainer(model=model, args=arguments, train_dataset=samples).train()
-    """,
-        processes=2,
-    )
-    assert len(measured(run).losses) == 6
-    assert samples_of_step(run.record) == pytest.approx(16)  # its inputs are keyword arguments
-
-
-@pytest.mark.nightly
-def test_step_ledger_records_lightning(tmp_path: Path) -> None:
-    requires("lightning", f"{textwrap.dedent(OPERATORS)}import lightning")
-    run = run_steps(
-        tmp_path,
-        OPERATORS
-        + """
-        import lightning
-        class Trained(lightning.LightningModule):
-            def __init__(self):
-                super().__init__()
-                self.network = model
-            def training_step(self, batch, number):
-                return loss_of(self.network)
-            def configure_optimizers(self):
-                return torch.optim.AdamW(self.parameters())
-        trainer = lightning.Trainer(
-            accelerator="cpu", devices=2, accumulate_grad_batches=2, max_steps=6, logger=False,
-            enable_checkpointing=False, enable_progress_bar=False,
-        )
-        trainer.fit(Trained(), torch.utils.data.DataLoader(torch.randn(256, 16), batch_size=8))
-    """,
-        processes=2,
-    )
-    assert len(measured(run).losses) == 6
-    assert run.record.environment["wrapped_in"] == "DistributedDataParallel"
 
 
 @pytest.mark.parametrize(

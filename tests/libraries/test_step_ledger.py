@@ -93,39 +93,6 @@ def test_models_one_after_another_have_their_own_steps_and_are_released(tmp_path
     assert predicted.footprint.memory.weights_bytes == weights_bytes  # of the largest, as what is measured
 
 
-@pytest.mark.nightly
-def test_a_generator_and_a_discriminator_step_in_turn(tmp_path: Path) -> None:
-    run = run_text(
-        tmp_path,
-        """
-        judge = nn.Linear(4, 1)
-        of_model = torch.optim.SGD(model.parameters(), lr=0.01)
-        of_judge = torch.optim.SGD(judge.parameters(), lr=0.01)
-        for _ in range(8):
-            fake = model(torch.randn(8, 16))
-            of_judge.zero_grad()
-            judged = judge(torch.randn(8, 4)).square().mean() + judge(fake.detach()).square().mean()
-            judged.backward()
-            of_judge.step()
-            of_model.zero_grad()
-            made = judge(fake).square().mean()
-            made.backward()
-            of_model.step()
-            print("judged", judged.item())
-            print("made", made.item())
-    """,
-    )
-    record = completed(run)
-    assert record.steps_of == {"of_judge": 8, "of_model": 8} and len(record.losses) == 16
-    assert {name: list(values) for name, values in record.named_losses.items()} == {
-        name: pytest.approx(printed(run, name)) for name in ("judged", "made")
-    }
-    assert set(record.step_samples) == {8}
-    # The step of the model: its own forward and backward, and the judge's, whose weights have gradients too.
-    # That of the judge: two passes without gradients of the inputs.
-    assert record.footprints[0].step_flops in (flops_of_step(8) + 3 * 2 * 8 * 4, 2 * 2 * 2 * 8 * 4)
-
-
 def test_an_update_without_a_gradient_is_no_step_and_one_with_gradients_set_by_hand_is(tmp_path: Path) -> None:
     record = completed(
         run_text(
@@ -244,28 +211,6 @@ def test_samples_are_those_of_most_steps_and_only_what_is_trained_counts(tmp_pat
     assert first.memory.peak_bytes is not None and first.memory.peak_bytes > 64 * 32 * 4  # the evaluation's
 
 
-@pytest.mark.nightly
-def test_losses_are_undivided_and_cloned_ones_too(tmp_path: Path) -> None:
-    run = run_text(
-        tmp_path,
-        """
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        for micro_batches in (4, 4, 4, 4, 1):
-            losses = []
-            for _ in range(micro_batches):
-                loss = model(torch.randn(8, 16)).square().mean()
-                (loss / 4).clone().backward()
-                losses.append(loss.item())
-            optimizer.step()
-            optimizer.zero_grad()
-            print("loss", sum(losses) / len(losses))
-    """,
-    )
-    record = completed(run)
-    assert record.losses == pytest.approx(printed(run, "loss"))
-    assert record.step_samples == (32,) * 4 + (8,)
-
-
 @pytest.mark.parametrize(
     "largest", [(0, 1), *(pytest.param(steps, marks=pytest.mark.nightly) for steps in ((5,), (1,)))]
 )
@@ -372,26 +317,6 @@ def test_what_only_a_loop_holds_is_the_scripts_too(tmp_path: Path, source: str, 
 
 
 # ---- the watch never changes, ends or misnames a training
-
-
-@pytest.mark.nightly
-def test_dlojz_run_leaves_a_mode_of_the_scripts_own_on_its_stack(tmp_path: Path) -> None:
-    run = run_text(
-        tmp_path,
-        """
-        from torch.utils.flop_counter import FlopCounterMode
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        counter = FlopCounterMode(display=False)
-        with counter:
-            for _ in range(8):
-                model(torch.randn(8, 16)).square().mean().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        print("flops", counter.get_total_flops())
-    """,
-    )
-    assert len(completed(run).losses) == 8
-    assert printed(run, "flops") == [8 * flops_of_step(8)]
 
 
 @pytest.mark.nightly

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from dlojz.processes import standby
-from dlojz.running import launch
+from dlojz.running import launch, supervisor
 from dlojz.running.folder import read_owner
 from dlojz.running.run import Run
 
@@ -27,9 +27,13 @@ Path(sys.argv[1], "said.json").write_text(json.dumps(said))
 """
 
 
+COMMON = supervisor.common_modules
+
+
 @pytest.fixture
 def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A module that runs import as `tried`, and a standby of the test's own."""
+    """A module that runs import as `tried`, and a standby of the test's own, which imports nothing of its own."""
+    monkeypatch.setattr(supervisor, "common_modules", lambda config: [])  # torch takes 5 s
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("DLOJZ_RUNS", str(tmp_path / "runs"))
     monkeypatch.setattr(launch, "_standby", None)
@@ -76,6 +80,7 @@ def test_where_no_file_can_be_written_the_owner_stays_as_it_was(
 def test_launchers_are_forked_by_one_process_and_have_the_code_and_the_folder_of_now(
     worker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(supervisor, "common_modules", COMMON)
     first = tried()
     assert first["torch"]
     worker.write_text(WORKER % "second")
@@ -124,7 +129,8 @@ def test_a_launcher_that_cannot_start_is_seen_to_have_ended(
 def test_it_ends_with_the_process_that_made_it_and_the_run_goes_on(worker: Path, tmp_path: Path) -> None:
     worker.write_text(f"import time\ntime.sleep(2)\n{WORKER % 'late'}")
     program = (
-        "from dlojz.running import launch\n"
+        "from dlojz.running import launch, supervisor\n"
+        "supervisor.common_modules = lambda config: []\n"
         "run = launch.run(model='coatnet_tiny', worker_module='tried', wait=False)\n"
         "print(run.folder, launch._standby.pid)"
     )

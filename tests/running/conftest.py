@@ -1,6 +1,5 @@
 """Run folders made by hand, so that reading them needs no process."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import pytest
 
 from dlojz.config.run_config import RunConfig
 from dlojz.running.store import claim
+from tests.fakeslurm import fixture
 
 MakeFolder = Callable[..., Path]
 
@@ -64,28 +64,14 @@ def told() -> Callable[..., list[dict[str, Any]]]:
     return tell
 
 
-def _fakeslurm() -> Any:
-    """tests/fakeslurm/fixture.py: the tests are no package, so it is loaded by its path."""
-    path = Path(__file__).parents[1] / "fakeslurm" / "fixture.py"
-    spec = importlib.util.spec_from_file_location("fakeslurm_fixture", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-fakeslurm = _fakeslurm()
-
-
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A scheduler that says what the test tells it: `fake.plays(…)`."""
-    with fakeslurm.scheduler(tmp_path, monkeypatch) as found:
+    with fixture.scheduler(tmp_path, monkeypatch) as found:
         yield found
 
 
 @pytest.fixture
 def says() -> Any:
     """The module of the fake scheduler: lines and steps to play, and a real one's words."""
-    return fakeslurm
+    return fixture

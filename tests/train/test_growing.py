@@ -1,7 +1,6 @@
 """Sequences that grow: every engine cuts alike, counts what was predicted, and goes on as if it had not stopped."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -128,20 +127,10 @@ def test_a_record_of_before_is_read_without_tokens(runs: Any) -> None:
     assert (before.step_tokens, before.step_s) == ((), ())
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Tensors so small are no work for several, which wait for one another on a loaded machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def trial(**fields: Any) -> RunConfig:
     return RunConfig.of(**{**PLAIN, "micro_batch": 4, "steps": 6, **fields})
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_a_trial_reads_as_many_tokens_as_another() -> None:
     plain = train_trial(trial(), tokens=1000, evaluations=2)
     growing = train_trial(trial(curriculum="linear", curriculum_steps=5), tokens=1000, evaluations=2)

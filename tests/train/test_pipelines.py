@@ -75,9 +75,10 @@ SERIAL: dict[str, dict[str, Any]] = {
     "gpt_tiny": {name: value for name, value in MANY.items() if name != "schedule"},
 }
 NIGHTLY = {
-    2: "torch-gpipe torch-looped-bfs torch-interleaved-zb torch-dualpipe-v torch-eager-1f1b torch-zb-h2 hand-naive "
-    "hand-zb-h1 hand-zb-v deepspeed-parameters hand-at hand-many",
-    4: "torch-1f1b torch-zb-h1 torch-interleaved hand-chimera hand-zb-1p torch-llama alexnet-deepspeed-2x2",
+    2: "torch-gpipe torch-interleaved torch-looped-bfs torch-interleaved-zb torch-dualpipe-v torch-eager-1f1b "
+    "torch-zb-h2 hand-naive hand-zb-h1 hand-zb-v deepspeed-parameters hand-at hand-many",
+    4: "torch-1f1b torch-zb-h1 torch-interleaved hand-chimera hand-hanayo hand-zb-1p torch-llama deepspeed "
+    "alexnet-deepspeed-2x2",
 }
 """By day each engine runs schedules of each kind: whole and split backwards, one stage to a rank and several, from a
 class of torch's and from a table; the other orders run every day in tests/pipeline/test_runtime.py."""

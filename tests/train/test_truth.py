@@ -123,13 +123,15 @@ ALONE: dict[str, dict[str, Any]] = {
     **{f"by-hand-zero{stage}.alone": {**SMALL, "engine": "by_hand", "zero": stage, "steps": 2} for stage in (1, 2, 3)},
 }
 NIGHTLY = {
-    *("deepspeed-zero2.fp32", "by-hand-zero3.fp32", "ddp.alexnet"),
+    *("deepspeed-zero2.fp32", "by-hand-zero3.fp32", "ddp.alexnet", "ddp-views.fp32-accumulated"),
+    *("ddp.plan", "deepspeed-zero1.alexnet"),
     *(
         name_of(layout, VARIANTS[number % len(VARIANTS)][1 - number % 2])
         for number, layout in enumerate(LAYOUTS, start=1)
     ),
 }
-"""Runs of the nights: of the two variants of each layout one is run by day, in which all values occur."""
+"""Runs of the nights: of the two variants of each layout one is run by day, in which all values occur.
+Their neighbours of every day: `ddp-views.fp32`, `ddp.llama-plan`, `deepspeed-zero2.alexnet`."""
 TRIED = {name: flat for name, flat in RUNS.items() if os.environ.get("DLOJZ_NIGHTLY") or name not in NIGHTLY}
 SERIAL = {
     "fp32": {**SMALL, "dp": 1, "micro_batches": 2},
