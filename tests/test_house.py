@@ -51,9 +51,9 @@ WITHOUT_USER: dict[str, str] = {}
 # ---- figures that may only fall, or only rise: `benchmarks/house.py` prints today's
 
 CEILINGS = {
-    "modules": 404,
-    "lines of the package": 119_900,
-    "lines of the tests": 74_400,
+    "modules": 391,
+    "lines of the package": 118_300,
+    "lines of the tests": 72_600,
     "names of optimizers spelled outside their registry": 65,
     "names of engines spelled outside their registry": 63,
     "names of schedules spelled outside their registry": 138,

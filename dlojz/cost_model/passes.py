@@ -383,7 +383,7 @@ def message_times(
     cluster: Cluster,
     calibration: Calibration,
     precision: Precision = "fp16",
-    known: dict[tuple[float, ...], float] | None = None,
+    seconds_of_sum: dict[tuple[float, ...], float] | None = None,
 ) -> tuple[float, float]:
     """Seconds of the messages of tensor parallelism of one layer, forward and backward, none of them hidden.
 
@@ -391,18 +391,18 @@ def message_times(
     torchtitan gathers in fp8 where the products are, and reads and writes each message once more (`LibraryHabits`).
 
     Args:
-        known: seconds of such a sum, by all that they depend on; new ones are added.
+        seconds_of_sum: seconds of such a sum, by all that they depend on; new ones are added.
 
     Source: Shoeybi et al. 2019 (arXiv 1909.08053), §3; Korthikanti et al. 2022, §4.2.2; torchao,
     `float8_tensor_parallel.py`.
     """
     if cut.tp == 1:
         return 0.0, 0.0
-    known = {} if known is None else known
+    seconds_of_sum = {} if seconds_of_sum is None else seconds_of_sum
     size = element_bytes(precision)
     message = size * kind.elements * cut.micro_batch / cut.cp  # bytes of a boundary tensor on one rank
     key = message, cut.tp, cut.sequence_parallel, cut.gathers_fp8, cut.copies_messages
-    if key not in known:
+    if key not in seconds_of_sum:
         parts: tuple[Collective, ...] = ("reduce_scatter", "all_gather") if cut.sequence_parallel else ("all_reduce",)
         memory = cluster.gpu.memory_bytes_per_s * calibration.memory_efficiency
         reduction_s = 0.0
@@ -412,8 +412,8 @@ def message_times(
             reduction_s += float(collective_s(part, cluster, calibration, sent_bytes, cut.tp))
             if cut.copies_messages and cut.sequence_parallel:
                 reduction_s += 2 * sent_bytes / memory  # read and written once more
-        known[key] = reduction_s
-    return kind.sums[0] * known[key], kind.sums[1] * known[key]
+        seconds_of_sum[key] = reduction_s
+    return kind.sums[0] * seconds_of_sum[key], kind.sums[1] * seconds_of_sum[key]
 
 
 ONCE_PER_NODE_S: Final = (0.14e-3, 0.42e-3)
@@ -560,14 +560,14 @@ def passes_of(workload: Workload, cluster: Cluster, layouts: Layouts, calibratio
     precision, decoder = layouts.precision, workload.size is not None
     kinds = workload.kinds
     table = np.zeros((13, len(kinds), len(cuts)))  # (times, kinds, cuts)
-    known: dict[tuple[float, ...], float] = {}
+    seconds_of_sum: dict[tuple[float, ...], float] = {}
     for column, cut in enumerate(cuts):
         for row, kind in enumerate(kinds):
             layer_times = kind_times(kind, cut, cluster, calibration, precision, decoder)
             around = ring_times(
                 kind, cut, cluster, calibration, precision, (layer_times.core, layer_times.core_backward)
             )
-            summed = message_times(kind, cut, cluster, calibration, precision, known)
+            summed = message_times(kind, cut, cluster, calibration, precision, seconds_of_sum)
             exchanged = exchange_times(kind, cut, cluster, calibration, precision, layer_times[:2])
             table[:, row, column] = *layer_times, *summed, *around, *exchanged
     # Each (kinds, layouts): looked up by the layout's cut.

@@ -343,14 +343,14 @@ class _Events:
         # An end of a wait within the gap: the first end from its start on lies before its own end.
         first_end = np.searchsorted(ends_s, late[:, 0] - MOST_SECONDS_APART)
         after_wait = np.append(ends_s, np.inf)[first_end] <= late[:, 1]
-        known = launched_s[~np.isnan(launched_s)]
+        traced_launches_s = launched_s[~np.isnan(launched_s)]
         delays_s = (kernels[:, 3] - launched_s)[~np.isnan(launched_s)]
-        spacings_s = np.diff(np.unique(known))
+        spacings_s = np.diff(np.unique(traced_launches_s))
         synchronised_s = total(without(late[after_wait], loading))
         return DeviceIdling(
-            len(known),
+            len(traced_launches_s),
             len(kernels),
-            float(np.median(delays_s)) if len(known) else 0.0,
+            float(np.median(delays_s)) if len(traced_launches_s) else 0.0,
             float(np.median(spacings_s)) if len(spacings_s) else 0.0,
             float(np.median(kernels[:, 4] - kernels[:, 3])),
             total(while_loading),

@@ -241,7 +241,7 @@ def test_message_times_known_from_another_layer_are_the_same() -> None:
     known: dict[tuple[float, ...], float] = {}
     for kind in (*workload(size).kinds, *workload(replace(size, hidden=1024)).kinds):
         for cut in (Cut(1), Cut(1, 2), Cut(2, 2), Cut(1, 4), Cut(1, 4, sequence_parallel=True)):
-            times = message_times(kind, cut, selene, found, known=known)
+            times = message_times(kind, cut, selene, found, seconds_of_sum=known)
             assert times == message_times(kind, cut, selene, found)
     assert len(known) == 7  # a message of 2 samples of 512 is as large as one of 1 of 1024
 

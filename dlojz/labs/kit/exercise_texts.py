@@ -176,10 +176,10 @@ class Texts(Sentences):
         if exercise not in self.edits:
             return ways
         assert isinstance(ways, Mapping) or not ways, "mistakes with sentences of their own beside edits"
-        named = ways if isinstance(ways, Mapping) else {}
-        both: dict[str, Mistaken | Sequence[Mistaken]] = {**self.edits[exercise], **named}
+        with_sentences = ways if isinstance(ways, Mapping) else {}
+        by_key: dict[str, Mistaken | Sequence[Mistaken]] = {**self.edits[exercise], **with_sentences}
         # Last those whose sentences stand elsewhere.
-        return {key: both[key] for key in (*self.sentences[exercise], *both) if key in both}
+        return {key: by_key[key] for key in (*self.sentences[exercise], *by_key) if key in by_key}
 
     def _mistakes(self, exercise: str, ways: Ways, source: tuple[Way, ...]) -> tuple[Mistake, ...]:
         if not isinstance(ways, Mapping):
