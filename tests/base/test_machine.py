@@ -4,11 +4,23 @@ import ctypes
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 import dlojz.base.machine
-from dlojz.base.machine import MOST, c_output_discarded, meet_on_loopback, patience
+from dlojz.base.errors import LabError
+from dlojz.base.machine import (
+    MOST,
+    MemoryLimit,
+    c_output_discarded,
+    keep_freed_memory,
+    meet_on_loopback,
+    patience,
+    rank_limit,
+    refuse_windows,
+)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +73,31 @@ def test_freed_memory_is_kept_where_it_is_asked_for():
     programs = [[sys.executable, "-c", MEBIBYTES_HELD.format(keep=keep)] for keep in (False, True)]
     held = [int(subprocess.run(program, capture_output=True, check=True).stdout) for program in programs]
     assert held[1] > held[0] + 100  # of 128 MiB
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallopt is glibc's")
+def test_keep_freed_memory_asks_for_the_largest_threshold_that_glibc_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """glibc, malloc.c, `do_set_mmap_threshold`: at most half of HEAP_MAX_SIZE, 32 MiB; M_MMAP_THRESHOLD is -3."""
+    asked: dict[int, int] = {}
+    library = SimpleNamespace(mallopt=lambda parameter, value: asked.update({parameter: value}) or 1)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    assert keep_freed_memory()
+    assert asked == {-3: 32 * 2**20, -1: 2**31 - 1}
+
+
+def test_rank_limit_by_ulimit_is_what_is_left_of_the_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 GiB allowed, of which 300 MiB are mapped; a share of the machine of 8 GiB is more for one rank, less for 16."""
+    monkeypatch.setattr(dlojz.base.machine, "machine_limit", lambda: MemoryLimit(8 * 2**30))
+    monkeypatch.setattr(dlojz.base.machine, "system_limit", lambda name: {"RLIMIT_AS": 2**30}[name])
+    process = SimpleNamespace(memory_info=lambda: SimpleNamespace(vms=300 * 2**20))
+    monkeypatch.setattr(psutil, "Process", lambda: process)
+    assert rank_limit(1) == MemoryLimit(724 * 2**20, "ulimit")
+    assert rank_limit(16) == MemoryLimit(512 * 2**20)
+
+
+def test_refuse_windows_says_what_to_install() -> None:
+    with pytest.raises(LabError, match="wsl --install"):
+        refuse_windows()
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dlojz.base.errors import LabError
+from dlojz.cli import collectives
 from dlojz.cli.collectives import calibrate_command
 from dlojz.cost_model.measured_machine import Measured, read_measured, write_measured
 from dlojz.cost_model.measuring import ATTENTION, CONVOLUTIONS, HALF, MESSAGES, PASSES, PRODUCTS, UPDATES, count_engines
@@ -57,3 +59,15 @@ def test_calibrate_command_writes_the_file_of_a_gpu(tmp_path: Path, capfd: pytes
     write_measured(kept, measured.model_copy(update={"setups": (of_a_cpu(1),)}))
     with pytest.raises(LabError, match="no GPU: run `dlojz calibrate --device cuda`"):
         calibrate_command(["--show", "--output", str(kept), "--gpu-file", str(gpu_file)])
+
+
+def test_calibrate_summary_tells_the_highest_peak_that_products_reach() -> None:
+    """Half of 400 GFLOP/s of fp32, not of the 30 that bf16 has on a CPU; and 80 % of 20 GB/s."""
+    chip = SimpleNamespace(peak_flops={"fp32": 4e11, "bf16": 3e10}, memory_bytes_per_s=2e10)
+    fitted = SimpleNamespace(product_efficiency=0.5, memory_efficiency=0.8, serial_s=2e-6)
+    fitted_site = SimpleNamespace(
+        ranks=1, calibration=fitted, cluster=SimpleNamespace(gpu=chip), update=SimpleNamespace(start=3e-6)
+    )
+    measured = SimpleNamespace(processor="CPU", words=lambda ranks: "today", setups=[SimpleNamespace(ranks=1)])
+    first, second = collectives._summary(measured, [fitted_site])  # type: ignore[arg-type,list-item]
+    assert first == "CPU, today" and "200 GFLOP/s" in second and "16" in second

@@ -112,6 +112,14 @@ def test_main_collectives_refuses_in_one_sentence(
     assert all(words in told.err for words in expected)
 
 
+def test_main_collectives_calibrates_four_ranks_per_core_at_most(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("dlojz.cli.collectives.cores_available", lambda: 3)
+    assert main(["collectives", "--calibrate", "--ranks", "13"]) == 2
+    assert "--calibrate times 2 to 12 ranks on the 3 core(s)" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("few_sizes")
 def test_main_collectives_names_a_place_that_cannot_be_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +124,25 @@ def test_what_cannot_be_is_refused_in_one_sentence(
         assert main(["libraries", *words]) == REFUSED
         told = capfd.readouterr().err
         assert sentence in told and told.count("\n") == 1, told
+
+
+def test_main_libraries_bar_counts_the_runs_that_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two libraries in two rounds; the bar stands at what was begun before."""
+    updates: list[int] = []
+
+    @contextmanager
+    def bar(total: int) -> Iterator[Callable[..., None]]:
+        assert total == 4
+        yield lambda done, description: updates.append(done)
+
+    def runs(names: Any, *, rounds: int, on_run: Callable[[str, int], None], **_: Any) -> list[Any]:
+        for number in range(rounds):
+            for name in ("torch", "deepspeed"):
+                on_run(name, number)
+        return []
+
+    monkeypatch.setattr("dlojz.cli.libraries.progress_bar", bar)
+    monkeypatch.setattr("dlojz.running.measure.configurations", lambda names, **_: (["torch", "deepspeed"], []))
+    monkeypatch.setattr("dlojz.running.measure.run_libraries", runs)
+    assert main(["libraries", "--run", "--only", "torch,deepspeed", "--rounds", "2", "--json"]) == DONE
+    assert updates == [0, 1, 2, 3]

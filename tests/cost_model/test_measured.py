@@ -442,3 +442,23 @@ def test_where_as_many_compute_as_were_measured_they_are_as_fast(machine: Measur
     wide = RunConfig.of(model="gpt_tiny", dp=2, pp=2, micro_batch=2)
     alone = RunConfig.of(model="gpt_tiny", pp=2, micro_batch=2)
     assert float(local_parts(machine, wide).forward[0]) == pytest.approx(float(local_parts(machine, alone).forward[0]))
+
+
+def test_residual_of_a_product_has_what_was_taken_off_the_measurement() -> None:
+    """300 ms of 1 s; and where less than a tenth of a measurement is left, the launch alone."""
+    product = Product(512, 512, 512)
+    computed_s = product_s(product, CHIP, TRUE, "fp32")
+    timing = Timed("product", (512, 512, 512), 1.0, "large product")
+    for fair_s, overhead_s in ((0.7, 0.3), (0.05, 0.01)):
+        residual = measured_machine._of_product(timing, (product, fair_s), CHIP, TRUE, 0.01)
+        assert residual.fitted_s == pytest.approx(computed_s + overhead_s)
+
+
+def test_measure_engines_keeps_long_work_in_microseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "_ranks", lambda: 3)
+    monkeypatch.setattr(measuring, "_pairs", lambda: ())
+    monkeypatch.setattr(measuring, "_by_turns", lambda *_: (1.0, 1.0))
+    monkeypatch.setattr(measuring, "_meeting", lambda often, group=None, products=4: (products / 1000, 0.002))
+    timings = measuring.measure_engines(windows=1, window_s=0.01)
+    stragglers = [(timing.size, timing.seconds) for timing in timings if timing.what == "straggler"]
+    assert stragglers == [((64_000,), 0.002), ((256_000,), 0.002)]

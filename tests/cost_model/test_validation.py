@@ -284,3 +284,9 @@ def test_validate_refuses_a_table_that_does_not_exist() -> None:
         validate("korthikanti-4")
     with pytest.raises(LabError, match="twice"):
         validate_command(["sc21-1", "sc21-1"])
+
+
+def test_validate_names_the_tables_that_have_step_times_for_an_unknown_one() -> None:
+    with pytest.raises(LabError) as refused:
+        validate("nonsense")
+    assert str(refused.value) == f"unknown table 'nonsense': legal values: {', '.join(validated())}."

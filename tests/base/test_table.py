@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from dlojz.base.table import Lines, Table, facts, markdown_safe
+from dlojz.base.table import BAR_CHARACTERS, Lines, Table, facts, markdown_safe
 
 TABLE = Table(("name", "bytes"), (("<i>|", "1"), ("x", "100")), align="lr", whole=1)
 
@@ -99,6 +99,17 @@ def test_table_in_a_narrow_terminal_folds_the_titles_of_numbers_first() -> None:
         ["some", "words", "1.0", "MiB"],
     ]
     assert printed(table, 16).splitlines()[-1].split() == ["words"]  # then the words, and one space is left between
+
+
+def test_bars_of_a_table_are_shares_in_half_characters_and_never_nothing() -> None:
+    table = Table(("", "s"), (("a", "1"), ("b", "2"), ("c", "3")), shares=(0.5, 0.001, 0.0))
+    lines = [line for line in printed(table, 80).splitlines() if line.strip()][-3:]
+    assert [(line.count("█"), line.count("▌")) for line in lines] == [(BAR_CHARACTERS // 2, 0), (0, 1), (0, 0)]
+
+
+def test_a_table_of_three_columns_says_the_width_that_it_needs() -> None:
+    """`words`, `1` and `2` are 7 characters, and two spaces stand between three columns."""
+    assert Table(("point", "a", "b"), (("some words", "1", "2"),))._fitted(10)[1:] == (1, 9)
 
 
 def test_facts_leave_out_what_has_no_value() -> None:
