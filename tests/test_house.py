@@ -51,7 +51,7 @@ WITHOUT_USER: dict[str, str] = {}
 # ---- figures that may only fall, or only rise: `benchmarks/house.py` prints today's
 
 CEILINGS = {
-    "modules": 391,
+    "modules": 390,
     "lines of the package": 118_300,
     "lines of the tests": 72_600,
     "names of optimizers spelled outside their registry": 65,

@@ -17,11 +17,10 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from dlojz.base.language import integer, refusal, say
+from dlojz.base.language import integer, say
 from dlojz.models.catalogue import Family
 from dlojz.models.foreign.elsewhere import Adapters
 from dlojz.models.foreign.example import Example, shapes_text
-from dlojz.models.foreign.hugging_face.assumptions import assumptions_note, attention_of
 from dlojz.models.foreign.hugging_face.low_rank import adapt
 from dlojz.models.foreign.hugging_face.task_inputs import InputsError, batch_for, losses, text_length
 from dlojz.models.foreign.hugging_face.task_modules import Logits, LossOfTask
@@ -35,6 +34,8 @@ _LOGITS = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM")
 _LABELLED = ("SEQUENCE_CLASSIFICATION", "TOKEN_CLASSIFICATION", "QUESTION_ANSWERING")
 _IGNORED = ("auto_map", "quantization_config", "dtype", "torch_dtype", "architectures", "transformers_version")
 """Keys of a configuration that name code, or other weights than fp32 ones."""
+_DTYPE = ("dtype", "torch_dtype")
+_ATTENTION = ("attn_implementation", "_attn_implementation")
 _EXPERTS = ("eager", "batched_mm", "grouped_mm")
 
 
@@ -77,7 +78,7 @@ def read_configuration(file: Path, adapters: Adapters | None = None, target_leng
     model_class, configured = _model_class(file, content, config, configured)
     config = built(title, configured)
     task = _task_of(model_class)
-    note = assumptions_note(content)
+    note = _assumptions_note(content)
     has_decoder = "decoder_input_ids" in _arguments(model_class)
     if target_length and not has_decoder:
         raise _without_decoder(file, model_class.__name__, target_length)
@@ -152,19 +153,30 @@ def _content(file: Path, transformers: Any) -> dict[str, Any]:
         kinds = list(transformers.CONFIG_MAPPING)
         hints = ", ".join(difflib.get_close_matches(str(kind), kinds, n=3))
         version = transformers.__version__
-        raise refusal(
-            en=f"transformers {version} does not know the architecture {kind!r} of {file}"
-            + (f": did you mean {hints}?" if hints else f" among its {len(kinds)}; code beside it is never executed: ")
-            + ("" if hints else own_file()),
-            fr=f"transformers {version} ne connaît pas l’architecture {kind!r} de {file}"
-            + (
-                f" : peut-être {hints} ?"
-                if hints
-                else f" parmi ses {len(kinds)} ; son propre code n’est pas exécuté : "
-            )
-            + ("" if hints else own_file()),
+        if hints:
+            raise model_sentence.refused("architecture like others", version=version, kind=kind, file=file, hints=hints)
+        raise model_sentence.refused(
+            "unknown architecture", version=version, kind=kind, file=file, count=len(kinds), remedy=own_file()
         )
     return cast(dict[str, Any], content)
+
+
+def _attention_of(content: dict[str, Any]) -> str | None:
+    attention = next((content[key] for key in _ATTENTION if content.get(key)), None)
+    return attention if isinstance(attention, str) else None
+
+
+def _assumptions_note(content: dict[str, Any]) -> str:
+    """Say what of a configuration is forecast as the run has it: the type of the weights, quantized or not, and the
+    attention, which where only a GPU has it is PyTorch's."""
+    dtype = next((content[key] for key in _DTYPE if content.get(key)), None)
+    if quantized := content.get("quantization_config"):
+        dtype = quantized.get("quant_method", "quantization_config") if isinstance(quantized, dict) else quantized
+    notes = [] if dtype in (None, "auto", "float32") else [model_sentence("weights of a run", dtype=dtype)]
+    if attention := _attention_of(content):
+        is_torch, key = attention in ("eager", "sdpa"), "fused attention" if "flash" in attention else "other attention"
+        notes.append(model_sentence("attention of torch" if is_torch else key, attention=attention))
+    return "".join(f", {note}" for note in notes)
 
 
 def _plain(content: Any) -> Any:
@@ -180,7 +192,7 @@ def _plain(content: Any) -> Any:
         return float(content["__float__"])
     plain = {key: _plain(part) for key, part in content.items() if key not in _IGNORED and not key.startswith("_")}
     plain.pop("attn_implementation", None)
-    if (attention := attention_of(content)) in ("eager", "sdpa"):
+    if (attention := _attention_of(content)) in ("eager", "sdpa"):
         plain["attn_implementation"] = attention
     elif attention is not None and "flash" in attention:
         plain["attn_implementation"] = "sdpa"
