@@ -359,7 +359,9 @@ def _built(location: _Place, cells: Mapping[str, str], built: type, **fixed_valu
             if field.default is MISSING:
                 raise location.refuse(_sentence("missing cell", name=field.name))
             continue
-        values[field.name] = _value(location, field.name, str(field.type), cell)
+        # A text where annotations are postponed; else `int` has a name, and `float | None` is written so.
+        kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
+        values[field.name] = _value(location, field.name, kind, cell)
     return values
 
 
