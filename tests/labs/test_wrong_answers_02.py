@@ -376,7 +376,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
             "weights of 2 bytes",
         ),
         (
-            lambda precision, optimizer: from_a_table(precision, optimizer) - 2 * (precision[5:] != ""),
+            lambda precision, optimizer: from_a_table(precision, optimizer) - 2 * (precision == "bf16_fp32_gradients"),
             "gradients of 2 bytes",
         ),
         (
