@@ -318,7 +318,7 @@ def in_full(value: float, digits: int, *, into: Language | None = None) -> str:
         ('1,212,425', '84,000', '1.33')
     """
     # Its whole part would need more digits than that, or it has no other.
-    if abs(value) >= 10**digits or value.is_integer():
+    if abs(value) >= 10**digits or float(value).is_integer():
         return decimal(value, 0, into=into)
     return significant(value, digits, grouped=True, into=into)
 

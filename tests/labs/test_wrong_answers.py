@@ -252,6 +252,7 @@ BANK: dict[str, list[tuple[Callable[..., Any], str]]] = {
         (lambda message_bytes, dp: 2 * dp * (message_bytes / (dp - 1)), "division by"),
         (lambda message_bytes, dp: 2 * message_bytes / dp, "You count one stage in each half"),
         (lambda message_bytes, dp: (2 * dp - 1) * message_bytes / dp, "One stage too many"),
+        (lambda message_bytes, dp: dp * (2 * (dp - 1) * message_bytes / dp), "or count what all dp ranks send"),
     ],
     "same-training": [
         (last_gap, "last step only"),

@@ -371,6 +371,18 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda p, o: TABLE[p] + {"sgd": 4, "momentum": 8, "adamw": 8}[o], "One moment too many for SGD and for SGD"),
         (lambda p, o: (4 if p in ("fp32", "autocast") else 6) + MOMENTS[o], "The gradients are missing"),
         (lambda p, o: TABLE[p], "The moments of the optimizer are missing"),
+        (
+            lambda precision, optimizer: from_a_table(precision, optimizer) - 2 * (precision == "autocast"),
+            "weights of 2 bytes",
+        ),
+        (
+            lambda precision, optimizer: from_a_table(precision, optimizer) - 2 * (precision == "bf16_fp32_gradients"),
+            "gradients of 2 bytes",
+        ),
+        (
+            lambda precision, optimizer: from_a_table(precision, optimizer) + 4 * (optimizer == "sgd"),
+            "without momentum",
+        ),
     ],
     "peak": [
         (maxima_added, "do not occur at the same moment"),

@@ -782,6 +782,14 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda n, t, p: fit_relative(n, t, 4), "You compute with 4 ranks whatever `size` is"),
         (lambda n, t, p: (lambda x: (np.exp(x[1]), np.exp(x[0])))(np.polyfit(np.log(n), np.log(t), 1)), "should be"),
         (lambda n, t, p: tuple(2 * x for x in fit_relative(n, t, p)), "Both are twice too large"),
+        (
+            lambda n, t, p: (fit_relative(n, t, p)[0], fit_relative(n, t, p)[1] * 2 * (p - 1) / p),
+            "your β is still the slope",
+        ),
+        (
+            lambda n, t, p: (fit_relative(n, t, p)[0] * 2 * (p - 1), fit_relative(n, t, p)[1]),
+            "your α is still the line",
+        ),
     ],
     "average-gradients": [
         (only_sums, "times too large"),
@@ -837,6 +845,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
             lambda sizes, limit: [[len(sizes) - 1 - i for i in b] for b in buckets_right(sizes, limit)],
             "The cut is right, but you number the parameters from",
         ),
+        (lambda sizes, limit: buckets_right(sizes, limit)[::-1], "their list is turned round"),
     ],
     "overlap": [
         (lambda model: hooked(model, mean=False), "times too large"),

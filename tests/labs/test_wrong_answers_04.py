@@ -710,6 +710,8 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         ),
         (lambda p, n, stage: p * (12 / (n - 1) if stage else 12) + 4 * p, "is expected, but your function returns"),
         (lambda p, n, stage: states(p, n, stage) / p, "should be"),
+        (lambda p, n, stage: p * (16, 2 + 14 / n, 4 + 12 / n, 16 / n)[stage], "Stages 1 and 2 have changed places"),
+        (lambda p, n, stage: p * (16, 4 + 12 / n, 2 + 14 / n, 14 / n)[stage], "In stage 3 you leave the weights out"),
     ],
     "shard-optimizer": [
         (optimizer_of_everything, "24 numbers of 24"),
@@ -837,6 +839,8 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
             lambda w, n, stage, m: sent((4, 2, m + 1, 3 * m))(w, n, stage, m),
             "In stage 0 there is one all-reduce, two passes",
         ),
+        (lambda w, n, stage, m: sent((2, 2, m + 1, m + 2))(w, n, stage, m), "twice per step only"),
+        (lambda w, n, stage, m: (2, 2, m + 1, 3 * m)[stage] * w / n, "You count one share"),
     ],
     "deepspeed-json": [
         (changed(zero_optimization__stage=None), "zero_optimization.stage"),
@@ -921,6 +925,10 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
                 {"none": 0, "optimizer": 16, "parameters": 18}[o] * p,
             ),
             "These are the bytes of the whole model",
+        ),
+        (
+            lambda p, n, o: {"none": (16 * p / n, 0), "optimizer": (2 * p / n, 16 * p / n)}.get(o, (0, 16 * p / n)),
+            "weights are missing",
         ),
     ],
     "offload-time": [

@@ -375,6 +375,10 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (ring(node=lambda rank, per: rank % per), "the number of a GPU within its node"),
         (ring(lambda c, m, n: ROUNDS[c] * (n - 1) * m), "is expected, but your function returns"),
         (lambda c, m, group, per: None, "returns nothing"),
+        (
+            lambda c, m, group, w: ROUNDS[c] * (len(group) - 1) / len(group) * m * len({r // w for r in group}),
+            "one even where",
+        ),
     ],
     "hybrid-step": [
         (step(over="world", divided="world"), "averaged over all ranks"),

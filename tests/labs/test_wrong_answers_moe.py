@@ -30,6 +30,12 @@ from tests.labs.bank import Answer, BankTests, detached
 EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES if not isinstance(exercise, Challenge)}
 
 
+def divided_by_all(logits: Any, k: int) -> Any:
+    """Weights divided by the sum over all tokens."""
+    weights, chosen = logits.softmax(-1).topk(k)
+    return (weights if k == 1 else weights / weights.sum()), chosen
+
+
 def choosing(way: str = "right") -> Answer:
     def answer(logits: Any, k: int) -> Any:
         if way == "over tokens":
@@ -271,6 +277,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (detached(choosing()), "no gradient reaches the router's logits"),
         (choosing("sum detached"), "not the gradient of the router's logits"),
         (lambda logits, k: None, "returns nothing"),
+        (divided_by_all, "its own experts"),
     ],
     "places": [
         (placing("by tokens"), "place all first choices, then all second ones"),
@@ -282,6 +289,11 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (placing("last place"), "one upon the other"),
         (placing("from 1"), "begin at 1"),
         (placing("list"), "a torch tensor is expected"),
+        (
+            lambda t, e, f: places(t, e, f).where(places(t, e, f) >= 0, math.ceil(f * t.numel() / e)),
+            "gets the number C",
+        ),
+        (lambda chosen, *case: places(chosen, *case).flip(0), "of the values differ from the reference"),
     ],
     "mixture": [
         (mixing("unweighted"), "without their weights"),

@@ -314,6 +314,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda x: signs(x) * x.abs().sum(), "divide it by how many"),
         (lambda x: x.abs().mean(), "The shape is"),
         (lambda x: None, "returns nothing"),
+        (lambda v: torch.where(v >= 0, 1.0, -1.0) * v.mean().abs(), "in which positive and negative ones cancel out"),
     ],
     "sign-bias": [
         (lambda draws: -bias_row_by_row(draws), "the other way round"),
@@ -336,6 +337,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda x, e, c: c(x + e), "2 results are expected"),
         (lambda x, e, c: (c(x + e), 0.0), "Both results have the shape"),
         (lambda x, e, c: None, "returns nothing"),
+        (lambda v, e, compress: (compress(v + e), v + e - compress(v)), "not what that message leaves out"),
     ],
     "compressed-all-reduce": [
         (way(in_place=False), "neither error is kept"),

@@ -254,6 +254,7 @@ BUCKETS = TEXTS.exercise(
     ),
     mistakes={
         "you fill forwards and reverse the list of buckets": f"reversed →; {_RETURNED} → ({_RETURNED})[::-1]",
+        "the list of buckets is turned round": f"{_RETURNED} → ({_RETURNED})[::-1]",
         "within a bucket too the gradients become ready in reverse": (
             f"{_RETURNED} → [sorted(bucket) for bucket in (*buckets, filling) if bucket]"
         ),

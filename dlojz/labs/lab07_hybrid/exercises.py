@@ -406,6 +406,7 @@ BETWEEN_NODES = TEXTS.exercise(
         "all that the group sends, if it crosses nodes": f"{_BOUNDARIES} → len(group) * ({_BOUNDARIES} > 0)",
         "you count one rank only": f"{_BOUNDARIES} → ({_BOUNDARIES} > 0)",
         "you count everything that the group sends": f"{_BOUNDARIES} → len(group)",
+        "one crossing for a group within a node": f"{_BOUNDARIES} → len({{*nodes}})",
         "you count the nodes that the group touches": f"{_BOUNDARIES} → len({{*nodes}}) * (len({{*nodes}}) > 1)",
         "you count every pair of ranks on different nodes": (
             f"{_BOUNDARIES} → sum(node != peer_node for node, peer_node in itertools.combinations(nodes, 2))"
