@@ -359,7 +359,8 @@ def _built(location: _Place, cells: Mapping[str, str], built: type, **fixed_valu
             if field.default is MISSING:
                 raise location.refuse(_sentence("missing cell", name=field.name))
             continue
-        values[field.name] = _value(location, field.name, str(field.type), cell)
+        kind = field.type.__name__ if isinstance(field.type, type) else str(field.type)  # a text where postponed
+        values[field.name] = _value(location, field.name, kind, cell)
     return values
 
 
