@@ -251,8 +251,7 @@ def _without_field(program: Program, key: str, value: Any) -> Meaning:
     return "effectless", sentence(reason), {}
 
 
-_RECIPE: Final = re.compile(r"\.(\w+?)(?:Config|ModelProvider)(\d\w*)$")
-"""Class of a model's sizes in NeMo 2 and Megatron-Bridge: `llama.Llama3Config8B`."""
+_RECIPE: Final = re.compile(r"\.(\w+?)(?:Config|ModelProvider)(\d\w*)$")  # NeMo 2, Bridge: `llama.Llama3Config8B`
 _TEXTS: Final = ("model", "family", "flavor", "unread", "kind", "preference", "lora_targets", "gpu_list")
 """Fields whose value is a text."""
 
@@ -545,9 +544,7 @@ def _gpus(config: ForeignConfig, values: Mapping[str, Any], overrides: Mapping[s
     """
     if "gpus" in overrides:
         return check_whole("gpus", overrides["gpus"], MOST_GPUS)
-    # One task for all GPUs of a node, or one for each.
-    tasks = int(values.get("tasks_per_node") or 0)
-    # `localhost:0,1,2,3` of DeepSpeed's launcher, `0,1` of CUDA_VISIBLE_DEVICES.
+    tasks = int(values.get("tasks_per_node") or 0)  # one for all GPUs of a node, or one for each
     listed = re.fullmatch(r"(?:[\w.-]+:)?(\d+(?:,\d+)*)", str(values.get("gpu_list", "")))
     said_gpus = values.get("gpus_per_node") or (listed[1].count(",") + 1 if listed else 0)
     node_gpus = said_gpus or (tasks if tasks > 1 else 8)
