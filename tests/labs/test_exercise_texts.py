@@ -24,17 +24,6 @@ ELSEWHERE = (
     *("labs/kit", "libraries", "libraries/scripts", "models/foreign"),
     *("pipeline", "pipeline/orders", "prediction", "train"),
 )
-FILES = sorted(
-    [
-        *LABS.glob("*/*.md"),
-        *(
-            path
-            for folder in ELSEWHERE
-            for path in (PACKAGE / folder / "data").glob("*.md")
-            if path.stem.isidentifier()
-        ),
-    ]
-)
 
 
 def module_of(path: Path) -> Path:
@@ -43,6 +32,17 @@ def module_of(path: Path) -> Path:
     return folder / f"{path.stem}.py"
 
 
+FILES = sorted(
+    [
+        *LABS.glob("*/*.md"),
+        *(
+            path
+            for folder in ELSEWHERE
+            for path in (PACKAGE / folder / "data").glob("*.md")
+            if module_of(path).is_file()  # others are of a whole room, by key: tests/base/test_sentences.py
+        ),
+    ]
+)
 TEXT = """# doubled
 
 - twice the number

@@ -190,6 +190,10 @@ def _literal(node: ast.expr) -> Any:
         return f"${ast.unparse(node)}"  # as a variable of a script that is assigned nowhere
 
 
+_NO_DECODER: Final = re.compile(r"\bpretrain_(bert|t5|mamba|retro|vlm|ict|vision_\w+)\.py\b")
+"""Megatron-LM's programs of models that are no decoders, whose options look like a decoder's."""
+
+
 def _words(text: str) -> Entries:
     """Read the options of the training's command of a script, or of a list of words."""
     script = read_shell(text)
@@ -198,15 +202,13 @@ def _words(text: str) -> Entries:
         commands = [[word for command in commands for word in command]]  # a list of words, over several lines
     # Of what a variable holds too, where another script makes the command of it.
     options = [_options(words) for words in (*commands, *map(str.split, script.variables.values()))]
-    return [*max(options, key=len, default=[]), *_surroundings(script)], script.unread
+    others = [("#program", match[1]) for words in commands for word in words if (match := _NO_DECODER.search(word))]
+    return [*max(options, key=len, default=[]), *others, *_surroundings(script)], script.unread
 
 
 def _surroundings(script: ShellScript) -> list[tuple[str, Any]]:
-    names = [
-        name
-        for name in ("WORLD_SIZE", "NNODES", "NUM_NODES", "GPUS_PER_NODE", "CUDA_LAUNCH_BLOCKING")
-        if name in script.variables
-    ]
+    known = ("WORLD_SIZE", "NNODES", "NUM_NODES", "GPUS_PER_NODE", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES")
+    names = [name for name in known if name in script.variables]
     return [(f"#SBATCH {name}", value) for name, value in script.batch.items()] + [
         (f"${name}", script.variables[name]) for name in names
     ]

@@ -71,7 +71,7 @@ class Program:
 
     def plain(self, key: str) -> str:
         """Write a key as the data does: `--micro-batch-size` → `micro_batch_size`, without sections that only group."""
-        plain = key.removeprefix("--").replace("-", "_")
+        plain = key.removeprefix("--").replace(".--", ".").replace("-", "_")
         prefix = next((section for section in self.sections.split() if plain.startswith(section)), "")
         return plain.removeprefix(prefix)
 
@@ -157,7 +157,7 @@ def read_foreign(path: str | Path) -> ForeignConfig:
         if plain.startswith(INLINE) and plain not in program.keys:  # DeepSpeed's JSON within the file
             owner, plain = programs()["deepspeed"], plain.removeprefix(INLINE)
             fields.setdefault("engine", "deepspeed")
-        if value not in _OFF:
+        if value not in _OFF and value != "auto":
             switched.add(plain)
         status, meaning, found_fields = _meaning(owner, plain, value)
         if status == "unknown" and plain in owner.keys:
@@ -203,6 +203,8 @@ Meaning = tuple[Literal["taken", "effectless", "unknown"], str, dict[str, Any]]
 def _meaning(program: Program, key: str, value: Any) -> Meaning:
     """Find what a key means: its status, words, and the field that it sets."""
     spec = program.keys.get(key, programs()["launchers"].keys.get(key))
+    if key.endswith("_target_") and (recipe := _RECIPE.search(str(value))):
+        spec, value = "model", "-".join(recipe.groups())
     if spec is None:
         return _without_field(program, key, value)
     name, words = (spec, {}) if isinstance(spec, str) else (spec["to"], {w: v for w, v in spec.items() if w != "to"})
@@ -211,6 +213,7 @@ def _meaning(program: Program, key: str, value: Any) -> Meaning:
     word = (" ".join(value) if is_text_list else str(value)).lower()
     # The program's own files are known by their names.
     word = word if word in words else word.rpartition("/")[2]
+    word = "*" if "*" in words and word not in words and value not in _OFF else word  # any value
     if word in words:
         meant = words[word]
         if str(meant).startswith("auto "):  # what the program that reads the file fills in
@@ -248,7 +251,8 @@ def _without_field(program: Program, key: str, value: Any) -> Meaning:
     return "effectless", sentence(reason), {}
 
 
-_TEXTS: Final = ("model", "family", "flavor", "unread", "kind", "preference", "lora_targets")
+_RECIPE: Final = re.compile(r"\.(\w+?)(?:Config|ModelProvider)(\d\w*)$")  # NeMo 2, Bridge: `llama.Llama3Config8B`
+_TEXTS: Final = ("model", "family", "flavor", "unread", "kind", "preference", "lora_targets", "gpu_list")
 """Fields whose value is a text."""
 
 
@@ -540,13 +544,14 @@ def _gpus(config: ForeignConfig, values: Mapping[str, Any], overrides: Mapping[s
     """
     if "gpus" in overrides:
         return check_whole("gpus", overrides["gpus"], MOST_GPUS)
-    # One task for all GPUs of a node, or one for each.
-    tasks = int(values.get("tasks_per_node") or 0)
-    node_gpus = values.get("gpus_per_node") or (tasks if tasks > 1 else 8)
+    tasks = int(values.get("tasks_per_node") or 0)  # one for all GPUs of a node, or one for each
+    listed = re.fullmatch(r"(?:[\w.-]+:)?(\d+(?:,\d+)*)", str(values.get("gpu_list", "")))
+    said_gpus = values.get("gpus_per_node") or (listed[1].count(",") + 1 if listed else 0)
+    node_gpus = said_gpus or (tasks if tasks > 1 else 8)
     if (gpus := values.get("gpus")) and "nodes" not in overrides:
         return int(gpus)
-    if nodes := overrides.get("nodes") or values.get("nodes") or (1 if values.get("gpus_per_node") else 0):
-        if not values.get("gpus_per_node") and tasks < 2:
+    if nodes := overrides.get("nodes") or values.get("nodes") or (1 if said_gpus else 0):
+        if not said_gpus and tasks < 2:
             assumed.append(sentence("node_gpus"))
         return int(nodes) * int(node_gpus)
     raise LabError(sentence("no_gpus", file=config.document.name))
@@ -593,6 +598,8 @@ def _recomputed(config: ForeignConfig, settings: dict[str, Any], assumed: list[s
     keys = {config.program.plain(key) for key, _ in config.document.entries}
     # Before there was a granularity, NeMo's method alone was of whole layers.
     if method and "activations_checkpoint_method" in keys and "activations_checkpoint_granularity" not in keys:
+        settings.setdefault("checkpointing", "full")
+    if settings.get("recomputes"):  # LLaMA-Factory does unless disable_gradient_checkpointing
         settings.setdefault("checkpointing", "full")
     if settings.get("checkpointing") != "full" or not method:
         return ""
@@ -831,6 +838,8 @@ def _written(config: ForeignConfig, name: str, value: Any, own_key: str = "") ->
     owner, nested = config.program, config.program.name == "accelerate"
     keys = _keys_of(owner, name)
     own_key = own_key or (owner.plain(config.origins[name][0]) if name in config.origins else "")
+    if name == "checkpointing" and "recomputes" in config.origins:
+        own_key = "disable_gradient_checkpointing"
     kind = {"fsdp": "fsdp_config", "deepspeed": "deepspeed_config", "megatron": "megatron_lm_config"}.get(
         config.fields.get("kind", "")
     )

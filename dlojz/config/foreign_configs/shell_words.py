@@ -25,7 +25,8 @@ _TOKEN: Final = re.compile(
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _VARIABLE: Final = re.compile(
     r"\$\(\((?P<sum>(?:[^()]|\([^()]*\))*)\)\) | \$\{(?P<braced>\w+)(?:\[[@*]\])?"
-    r"(?::?(?P<kind>[-=])(?P<default>(?:[^{}]|\$\{[^{}]*\})*))?\} | \$(?P<bare>[A-Za-z_]\w*|\d)",
+    r"(?::?(?P<kind>[-=])(?P<default>(?:[^{}]|\$\{[^{}]*\})*))?\} | \$(?P<bare>[A-Za-z_]\w*|\d)"
+    r"| (?P<arguments>\$[@*]|\$\{[@*](?::[\d:\ ]*)?\})",
     re.VERBOSE,
 )
 _SBATCH: Final = re.compile(r"^#SBATCH\s+--?([\w-]+)[= ]+(\S+)", re.MULTILINE)
@@ -57,6 +58,8 @@ class ShellScript:
         return re.sub(r"\\(.)", r"\1", re.sub(r"[\"']", "", "".join(replaced)))
 
     def _replaced(self, match: re.Match[str]) -> str:
+        if match["arguments"]:
+            return ""  # of the script, started without any
         if match["sum"] is not None:
             result = arithmetic(
                 re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: self._of(name[1], name[0]), match["sum"])
