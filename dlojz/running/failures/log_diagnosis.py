@@ -260,7 +260,7 @@ def _finding(event: LogEvent, symptoms: Symptoms, evidence: LogEvidence) -> Find
 
 
 def _swallowed(event: LogEvent, evidence: LogEvidence) -> bool:
-    """Return whether a rank caught that its memory was full, made no step since, and others waited until time was up."""
+    """Return whether a rank caught a full memory and made no step since, and others waited until time was up."""
     waits = any(other.name == "collective-timeout" and other.rank != event.rank for other in evidence.events)
     return event.name == "cuda-memory" and event.weak and waits and evidence.steps[event.rank] == event.steps_before
 

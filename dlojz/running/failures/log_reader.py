@@ -67,7 +67,8 @@ _OF_INTEREST = re.compile(
     "rank  |world|nranks|member: |nproc|divisible|xid|unreachable|resolution|resolve|detected|dtensor|sigterm|"
     r"joined|preempt|unable|no route|illegal|reset by peer|broken pipe|warn|what\(\):|-- process|not exist|cuda|"
     r"fallen off|torch_distributed|terminat|scale|ignored in|key\(s\)|across_processes|raisedexc|restricted|gated|"
-    r"out of resource|will restart|success|\binf\b|watchdog|invalid|evict|low on resource|an attempt|requeue|corrupt|malloc|free\(\)|"
+    r"out of resource|will restart|success|\binf\b|watchdog|invalid|requeue|corrupt|malloc|free\(\)|"
+    "evict|low on resource|an attempt|"
     "arrêté|erreur|introuvable|aucun|espace|accordée|refusée|déjà|inconnu|illégale"
 )
 # What follows an exception and still belongs to its message.
