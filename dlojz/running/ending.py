@@ -379,7 +379,7 @@ _MOST_CHARACTERS = 300
 # mpirun, and `[Rank 0]` of NCCL's watchdog before torch 2.2. Before torch's may stand the time or host that a collector
 # of logs writes, or a progress bar that no newline ended.
 _PREFIX = re.compile(
-    r"^(?:\[(?:default|rank|trainer|worker)(\d+)\]:\s?|\s{0,4}(\d{1,5}): |\[\d+,(\d+)\]<std(?:err|out)>:\s?"
+    r"^(?:(?:\[(?:default|rank|trainer|worker)|rank)(\d+)\]?:\s?|\s{0,4}(\d{1,5}): |\[\d+,(\d+)\]<std(?:err|out)>:\s?"
     r"|\[Rank (\d+)\](?= )|.{1,300}?\[rank(\d+)\]:\s?)"
 )
 TRACEBACK = "Traceback (most recent call last)"

@@ -247,3 +247,18 @@ def test_diagnose_logs_names_the_rank_of_the_lines_and_not_of_the_file(tmp_path:
     (tmp_path / "rank-0.log").write_text("".join(f"[rank1]: {line}\n" for line in ERROR.splitlines()))
     finding = diagnosis_of(tmp_path / "rank-0.log").finding
     assert finding is not None and finding.ranks == (1,)
+
+
+def test_diagnose_logs_says_that_a_traceback_was_cut_and_that_later_steps_end_a_warning(tmp_path: Path) -> None:
+    assert "(module.py:1553 in _wrapped_call_impl), rank 1, without its exception" in "\n".join(
+        diagnosis_of(LOGS / "cut_traceback.log").lines()
+    )
+    line = "n1:1:9 [0] misc/cudawrap.cc:182 NCCL WARN Cuda failure 'initialization error'\n"
+    for steps, name in ((0, "nccl-cuda"), (1, "nccl-cuda"), (2, "")):
+        (tmp_path / "steps.log").write_text(line + "".join(f"step {step} loss 2.0\n" for step in range(steps)))
+        assert diagnosis_of(tmp_path / "steps.log").name == name, steps
+    # Of an exception they end nothing, and no node's name is a rank.
+    (tmp_path / "raised.log").write_text(ERROR + "step 1 loss 2.0\nstep 2 loss 2.0\n")
+    assert diagnosis_of(tmp_path / "raised.log").name == "ValueError"
+    (tmp_path / "hosts.log").write_text("".join(f"worker1: {line}\n" for line in ERROR.splitlines()))
+    assert diagnosis_of(tmp_path / "hosts.log").evidence.ranks == set()

@@ -157,7 +157,15 @@ def diagnose_log(evidence: LogEvidence, job: str = "") -> LogDiagnosis:
     event = _first_cause(evidence)
     size = max(evidence.world_size, max(evidence.ranks, default=-1) + 1)
     symptoms = Symptoms("failed", "", size, 0.0, 0, (), evidence.texts, evidence.calls)
-    if event is None or all(event.weak for event in evidence.events):
+    if event is None or (all(other.weak for other in evidence.events) and not _swallowed(event, evidence)):
+        for rank, place in evidence.cut_tracebacks.items():
+            whose, line = _owners(() if rank is None else (rank,)), f" ({place})" if place else ""
+            evidence.notes.append(
+                say(
+                    en=f"It ends in a traceback{line}, {whose}, without its exception: the log was cut there.",
+                    fr=f"Il finit dans une trace d’appels{line}, {whose}, sans son exception : le journal y est coupé.",
+                )
+            )
         return LogDiagnosis(job, hung_calls(evidence.calls), None, _by_name(evidence.events), evidence)
     finding = _finding(event, symptoms, evidence)
     if _went_on(event, evidence):
@@ -198,7 +206,7 @@ def _first_cause(evidence: LogEvidence) -> LogEvent | None:
 
     def key(event: LogEvent) -> tuple[float, str, tuple[int, int]]:
         role = event.signature.role if event.signature else "cause"
-        order = _WEAK if event.weak else _ORDER[role]
+        order = _ORDER["killed"] if _swallowed(event, evidence) else _WEAK if event.weak else _ORDER[role]
         stop = (first_stop if event.signature else first_wait).get(event.file)
         if order < _ORDER["wait"] and stop is not None and stop < event.order and event.name != "host-memory":
             order = _WEAK
@@ -221,7 +229,9 @@ def _finding(event: LogEvent, symptoms: Symptoms, evidence: LogEvidence) -> Find
     """Say the cause of an event, by the rules of a run where they know more than its signature."""
     signature = event.signature
     first_rank, exit_code = evidence.failed_first or (None, "")
-    rank = event.rank if event.rank is not None or (signature and signature.role == "wait") else first_rank
+    rank = event.rank
+    if rank is None and not (signature and signature.role == "wait"):
+        rank = first_rank if first_rank is not None else _only_rank(event, evidence)
     ranks: tuple[int, ...] = () if rank is None else (rank,)
     if event.name == "collective-timeout":
         finding = hung_collective(symptoms)
@@ -247,6 +257,21 @@ def _finding(event: LogEvent, symptoms: Symptoms, evidence: LogEvidence) -> Find
     if event.name == "cuda-memory" and (account := memory_account(event.text, event.phase)):
         sentence = f"{sentence[:-1]} ({account})."
     return Finding(signature.kind, sentence, advice, ranks)
+
+
+def _swallowed(event: LogEvent, evidence: LogEvidence) -> bool:
+    """Return whether a rank caught a full memory and made no step since, and others waited until time was up."""
+    waits = any(other.name == "collective-timeout" and other.rank != event.rank for other in evidence.events)
+    return event.name == "cuda-memory" and event.weak and waits and evidence.steps[event.rank] == event.steps_before
+
+
+def _only_rank(event: LogEvent, evidence: LogEvidence) -> int | None:
+    """Find the rank of an error printed without one: the only rank of the same error, or the only one that exited."""
+    others = [other for other in evidence.events if other is not event and other.rank is not None]
+    ranks = {other.rank for other in others if other.name == event.name}
+    if not ranks and event.raised and event.count == 1:
+        ranks = {other.rank for other in others if "failed (exitcode: " in other.text}
+    return ranks.pop() if len(ranks) == 1 else None
 
 
 def _tasks_without_memory(evidence: LogEvidence, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], str]:

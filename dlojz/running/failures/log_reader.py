@@ -49,8 +49,11 @@ _SRUN_TASK = re.compile(r"\btasks? \d[\d,-]*: ")
 _RESTARTS = re.compile(r"will restart worker group")
 _SUCCEEDED = re.compile(r"WorkerState\.SUCCEEDED|worker group successfully finished")
 _GOES_ON = re.compile(r"(?i)\bretry|\bretri|\bfall(?:ing)? ?back|\binstead\b|\bskip(?:s|ping|ped)?\b|\w+Warning: ")
-_STEP = re.compile(r"(?i)\b(?:step|iter(?:ation)?|epoch|époque)\W{0,3}\d")
+_STEP = re.compile(r"(?i)\b(?:step|iter(?:ation)?|epoch|époque)\W{0,10}\d")
 _STEPS_AFTER = 5
+# A line (no exception) of these kinds is over when steps of the training come after it.
+_SOFT, _STEPS_AFTER_SOFT = ("import", "version", "network", "file", "port", "config"), 2
+_SOFT_NAMES = ("nccl-cuda", "build-failed")
 _LOGGED = re.compile(r"\b(?:ERROR|CRITICAL|WARN(?:ING)?)\b")
 _OF_RANK = re.compile(r"\(RANK (\d+)\)$")
 _SPAWNED = re.compile(r"^-- Process (\d+) terminated with the following error")
@@ -65,6 +68,7 @@ _OF_INTEREST = re.compile(
     r"joined|preempt|unable|no route|illegal|reset by peer|broken pipe|warn|what\(\):|-- process|not exist|cuda|"
     r"fallen off|torch_distributed|terminat|scale|ignored in|key\(s\)|across_processes|raisedexc|restricted|gated|"
     r"out of resource|will restart|success|\binf\b|watchdog|invalid|requeue|corrupt|malloc|free\(\)|"
+    "evict|low on resource|an attempt|"
     "arrêté|erreur|introuvable|aucun|espace|accordée|refusée|déjà|inconnu|illégale"
 )
 # What follows an exception and still belongs to its message.
@@ -81,7 +85,8 @@ class LogEvent:
     """First appearance of an error in the log of a rank; an exception's text has the lines below it.
 
     `order` is its file and line; `place` the user's code, `train.py:23 in main: loss.backward()`; `time` as logged;
-    `count` how often it appeared, and `ordinary_before` the ordinary lines of its rank before the last time.
+    `count` how often it appeared, `ordinary_before` and `steps_before` the ordinary lines of its rank, and the lines
+    about a step (of all ranks if none is named), before the last time.
     """
 
     rank: int | None
@@ -97,6 +102,7 @@ class LogEvent:
     time: str = ""
     count: int = 1
     ordinary_before: int = 0
+    steps_before: int = 0
     logged: bool = False
     last_time: str = ""
     caught: bool = False
@@ -106,6 +112,14 @@ class LogEvent:
     def name(self) -> str:
         """Name of its signature, or of its exception."""
         return self.signature.name if self.signature else self.text.partition(":")[0].strip()
+
+    @property
+    def soft(self) -> bool:
+        """Whether it is a line, and no exception, after which a training may go on."""
+        signature = self.signature
+        if self.raised or signature is None or _EXCEPTION_NAME.match(self.text):
+            return False
+        return signature.kind in _SOFT or signature.name in _SOFT_NAMES
 
     @property
     def weak(self) -> bool:
@@ -151,8 +165,12 @@ class LogEvidence:
     ordinary_lines: Counter[int | None] = field(default_factory=Counter)
     """Lines of each rank that tell of nothing: after an error they show that the program went on."""
     world_size: int = 0
+    cut_tracebacks: dict[int | None, str] = field(default_factory=dict)
+    """Ranks whose log ends in a traceback, before its exception; and the user's line in it."""
     failed_first: tuple[int, str] | None = None
     """Rank and exit code of torchrun's "Root Cause (first observed failure)"."""
+    steps: Counter[int | None] = field(default_factory=Counter)
+    """Lines about a step of each rank, and of a log's lines without one."""
     step_times: dict[int | None, deque[str]] = field(default_factory=dict)
     """When each rank printed its last lines about a step."""
 
@@ -184,10 +202,16 @@ class LogReader:
                 if segment and not segment.isspace():
                     self._line(_COLOURS.sub("", segment) if "\x1b" in segment else segment)
         for owner, stream in self._streams.items():
+            if stream.frames and not (stream.pending or stream.ignored):
+                self.evidence.cut_tracebacks[owner] = _users_line(list(stream.frames))
             self._close(owner, stream)
         for event in self.evidence.events:
             times = self.evidence.step_times.get(event.rank, ())
             event.caught |= event.logged and len(times) == _STEPS_AFTER and min(times) > event.last_time
+            event.caught |= event.soft and self._steps(event.rank) - event.steps_before >= _STEPS_AFTER_SOFT
+
+    def _steps(self, rank: int | None) -> int:
+        return self.evidence.steps.total() if rank is None else self.evidence.steps[rank]
 
     def _line(self, raw: str) -> None:
         rank, line = split_rank(raw)
@@ -200,13 +224,15 @@ class LogReader:
             stream = self._streams.setdefault(rank, _Stream())
         tail = self.evidence.tails.setdefault(rank, deque(maxlen=KEPT_LINES))
         tail.append(raw[:300])
+        is_step = _STEP.search(line) is not None
+        self.evidence.steps[rank] += is_step
         stamp = _STAMP.search(raw[:120])
         if stamp:
             month_day = (stamp["month_day"] or "").zfill(4)
             date = stamp["date"] or f"{month_day[:2]}-{month_day[2:]}"
             self._time = f"{date} {stamp['time'] or stamp['clock']}"
             self.evidence.last_times[rank] = self._time
-            if _STEP.search(line):
+            if is_step:
                 self.evidence.step_times.setdefault(rank, deque(maxlen=_STEPS_AFTER)).append(self._time)
         if stream.frames is not None and not stream.frames and (begin := line.find('  File "')) > 0:
             stream.prefix = re.compile(re.sub(r"\d+", r"\\d+", re.escape(line[:begin])))
@@ -220,7 +246,7 @@ class LogReader:
                 len(stream.pending) < KEPT_LINES
                 and TRACEBACK not in line
                 and (_CONTINUES.match(line) or stream.pending[-1].rstrip().endswith(":"))
-                and not stream.pending[0].rstrip().endswith("ChildFailedError:")
+                and not stream.pending[0].rstrip().endswith(("ChildFailedError:", "RaisedException:"))
             ):
                 stream.pending.append(line[:_LINE_CHARACTERS])
                 self._keep(rank, raw)
@@ -335,11 +361,13 @@ class LogReader:
         event = LogEvent(rank, text, self._file, order, signature, match, raised, time=self._time)
         first = self._first_of.setdefault((rank, event.name), event)
         first.ordinary_before = self.evidence.ordinary_lines[event.rank]
+        first.steps_before = self._steps(event.rank)
         if first is event:
             self.evidence.events.append(event)
         elif first.caught or (raised and first.weak):
             # What was only mentioned before, or was over, has now ended the program.
             event.count, event.ordinary_before = first.count + 1, first.ordinary_before
+            event.steps_before = first.steps_before
             self.evidence.events[self.evidence.events.index(first)] = first = event
             self._first_of[rank, event.name] = event
         else:
