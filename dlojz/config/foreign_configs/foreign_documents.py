@@ -207,8 +207,8 @@ def _words(text: str) -> Entries:
 
 
 def _surroundings(script: ShellScript) -> list[tuple[str, Any]]:
-    known = ("WORLD_SIZE", "NNODES", "NUM_NODES", "GPUS_PER_NODE", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES")
-    names = [name for name in known if name in script.variables]
+    counts = ("WORLD_SIZE", "NNODES", "NUM_NODES", "GPUS_PER_NODE", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES")
+    names = [name for name in counts if name in script.variables]
     return [(f"#SBATCH {name}", value) for name, value in script.batch.items()] + [
         (f"${name}", script.variables[name]) for name in names
     ]

@@ -545,8 +545,8 @@ def _gpus(config: ForeignConfig, values: Mapping[str, Any], overrides: Mapping[s
     if "gpus" in overrides:
         return check_whole("gpus", overrides["gpus"], MOST_GPUS)
     tasks = int(values.get("tasks_per_node") or 0)  # one for all GPUs of a node, or one for each
-    listed = re.fullmatch(r"(?:[\w.-]+:)?(\d+(?:,\d+)*)", str(values.get("gpu_list", "")))
-    said_gpus = values.get("gpus_per_node") or (listed[1].count(",") + 1 if listed else 0)
+    gpu_numbers = re.fullmatch(r"(?:[\w.-]+:)?(\d+(?:,\d+)*)", str(values.get("gpu_list", "")))
+    said_gpus = values.get("gpus_per_node") or (gpu_numbers[1].count(",") + 1 if gpu_numbers else 0)
     node_gpus = said_gpus or (tasks if tasks > 1 else 8)
     if (gpus := values.get("gpus")) and "nodes" not in overrides:
         return int(gpus)

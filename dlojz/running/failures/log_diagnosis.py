@@ -157,9 +157,11 @@ def diagnose_log(evidence: LogEvidence, job: str = "") -> LogDiagnosis:
     event = _first_cause(evidence)
     size = max(evidence.world_size, max(evidence.ranks, default=-1) + 1)
     symptoms = Symptoms("failed", "", size, 0.0, 0, (), evidence.texts, evidence.calls)
-    if event is None or (all(other.weak for other in evidence.events) and not _swallowed(event, evidence)):
-        for rank, place in evidence.cut_tracebacks.items():
-            whose, line = _owners(() if rank is None else (rank,)), f" ({place})" if place else ""
+    if event is None or (
+        all(event_of_rank.weak for event_of_rank in evidence.events) and not _swallowed(event, evidence)
+    ):
+        for rank, line_of_user in evidence.cut_tracebacks.items():
+            whose, line = _owners(() if rank is None else (rank,)), f" ({line_of_user})" if line_of_user else ""
             evidence.notes.append(
                 say(
                     en=f"It ends in a traceback{line}, {whose}, without its exception: the log was cut there.",
@@ -176,7 +178,11 @@ def diagnose_log(evidence: LogEvidence, job: str = "") -> LogDiagnosis:
                 "être rattrapée.",
             )
         )
-    others = [other for other in evidence.events if other.name != event.name and not other.weak]
+    others = [
+        event_of_rank
+        for event_of_rank in evidence.events
+        if event_of_rank.name != event.name and not event_of_rank.weak
+    ]
     return LogDiagnosis(job, finding, event, _by_name(others), evidence)
 
 
@@ -261,16 +267,16 @@ def _finding(event: LogEvent, symptoms: Symptoms, evidence: LogEvidence) -> Find
 
 def _swallowed(event: LogEvent, evidence: LogEvidence) -> bool:
     """Return whether a rank caught a full memory and made no step since, and others waited until time was up."""
-    waits = any(other.name == "collective-timeout" and other.rank != event.rank for other in evidence.events)
+    waits = any(another.name == "collective-timeout" and another.rank != event.rank for another in evidence.events)
     return event.name == "cuda-memory" and event.weak and waits and evidence.steps[event.rank] == event.steps_before
 
 
 def _only_rank(event: LogEvent, evidence: LogEvidence) -> int | None:
     """Find the rank of an error printed without one: the only rank of the same error, or the only one that exited."""
-    others = [other for other in evidence.events if other is not event and other.rank is not None]
-    ranks = {other.rank for other in others if other.name == event.name}
+    others = [another for another in evidence.events if another is not event and another.rank is not None]
+    ranks = {another.rank for another in others if another.name == event.name}
     if not ranks and event.raised and event.count == 1:
-        ranks = {other.rank for other in others if "failed (exitcode: " in other.text}
+        ranks = {another.rank for another in others if "failed (exitcode: " in another.text}
     return ranks.pop() if len(ranks) == 1 else None
 
 
