@@ -53,7 +53,7 @@ WITHOUT_USER: dict[str, str] = {}
 CEILINGS = {
     "modules": 390,
     "lines of the package": 118_300,
-    "lines of the tests": 72_700,
+    "lines of the tests": 72_900,
     "names of optimizers spelled outside their registry": 65,
     "names of engines spelled outside their registry": 63,
     "names of schedules spelled outside their registry": 138,

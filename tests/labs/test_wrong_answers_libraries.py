@@ -44,6 +44,8 @@ def with_engine(way: str = "right") -> Answer:
     def answer(engine: Any, batches: Any) -> Any:
         k, losses = engine.gradient_accumulation_steps(), []
         for number, batch in enumerate(batches, start=1):
+            if way == "zeroes first":
+                engine.zero_grad()
             loss = engine.module(batch) if way == "module" else engine(batch)
             if way == "divides":
                 loss = loss / k
@@ -145,6 +147,8 @@ def completing(way: str = "right") -> Answer:
             micro = global_batch // ranks
         if way in ("nothing", "stage alone"):
             return {"zero_optimization": {"stage": 2}} if way == "stage alone" else document
+        if way == "divides by all":
+            micro = max(1, fits // ranks)
         accumulation = global_batch // ranks // micro
         if way == "without accumulation":
             return {**document, "train_micro_batch_size_per_gpu": fits}
@@ -290,6 +294,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (with_engine("plain backward"), "You call loss.backward()"),
         (with_engine("divides"), "engine.backward divides it by the accumulation again"),
         (with_engine("zeroes"), "You zero the gradients with every micro-batch"),
+        (with_engine("zeroes first"), "You zero the gradients with every micro-batch"),
         (with_engine("at the boundary"), "it counts them itself, and believes"),
         (with_engine("no step"), "engine.step is never called"),
         (with_engine("steps twice"), "Number of calls of engine.step"),
@@ -383,10 +388,15 @@ class TestBank(BankTests):
         ("deepspeed-loop", with_engine()),
         ("course-json", completing()),
         ("course-json", completing("two of three")),
+        ("accelerate-loop", with_accelerator()),
         ("accelerate-loop", synced),
         ("gather-metrics", gathering()),
+        ("read-traffic", telling()),
+        ("megatron-qkv", converting()),
+        ("megatron-arguments", reading()),
         *student.RIGHT,
     )
+    least, least_right = 6, 8
 
 
 ENGINE_WAYS = ("right", "divides", "zeroes", "at the boundary", "no step", "returns early")
