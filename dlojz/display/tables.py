@@ -19,13 +19,12 @@ from rich.text import Text
 from dlojz.base.language import Sentences, byte_units, decimal, format_bytes, format_count, gap_text, localized, say
 from dlojz.base.table import Table, visible
 from dlojz.display.style import category_label, label, needed_label, phase_label
-from dlojz.pipeline.partition import Partition, total_time
 from dlojz.results.footprint import CATEGORIES, Footprint, Memory
 
 if TYPE_CHECKING:
     from dlojz.compare import Comparison, PredictedMeasured, RunRow, TrafficPair
     from dlojz.config.run_config import RunConfig
-    from dlojz.pipeline.partition import BlockWeights
+    from dlojz.pipeline.partition import BlockWeights, Partition
 
 phrase = Sentences(Path(__file__).parent / "data" / "tables.md")
 
@@ -529,6 +528,8 @@ def stages_table(cut: Partition, weighed: BlockWeights) -> Table:
 
 def methods_table(cuts: Mapping[str, Partition], weighed: BlockWeights, micro_batches: int) -> Table:
     """List each method's bottleneck and step over those of the first, which is the optimum."""
+    from dlojz.pipeline.partition import total_time  # what is listed of runs needs no schedules
+
     best = next(iter(cuts.values()))
     head = phrase.titles("columns of methods", micro_batches=micro_batches)
     shortest = total_time(best.loads, micro_batches)
