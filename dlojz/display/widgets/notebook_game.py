@@ -62,13 +62,15 @@ class NotebookGame:
         self.tools["coach"].on_click(lambda _: self.ask(do="coach"))
         self.tools["run"].on_click(lambda _: self._run())
         self.tools["take"].on_click(lambda _: self.ask(do="paste", position=self.position.value))
-        self.head, self.message, self.drawing, self.result = (widgets.HTML() for _ in range(4))
+        self.head, self.message, self.drawing, self.facts = (widgets.HTML() for _ in range(4))
+        self.result, self.measured = widgets.HTML(), widgets.HTML()
         self.ranks = widgets.VBox()
         self._waits_name, share = words["waits"], widgets.HTML()
         share.value = safe(words["share"])
         tools = widgets.HBox(list(self.tools.values())[:-1], layout=widgets.Layout(flex_flow="row wrap"))
-        above = (self.levels, self.head, self.ranks, tools, self.message, self.drawing, self.result)
-        self.box = widgets.VBox([*above, share, self.position, self.tools["take"]])
+        above = (self.levels, self.head, self.ranks, tools, self.message, self.drawing, self.facts)
+        below = (self.result, self.measured, share, self.position, self.tools["take"])
+        self.box = widgets.VBox([*above, *below])
         self._show(self.state)
 
     def ask(self, **request: Any) -> None:
@@ -100,7 +102,8 @@ class NotebookGame:
         figures = " · ".join(f"{safe(name)} <b>{safe(value)}</b>" for name, value in state["figures"])
         waits = "".join(f"<li>{safe(wait)}</li>" for wait in state["waits"])
         reasons = f"<details><summary>{safe(self._waits_name)}</summary><ul>{waits}</ul></details>" if waits else ""
-        self.drawing.value = f"{state['svg']}<p>{figures}</p>{reasons}"
+        self.drawing.value = state["svg"]
+        self.facts.value = f"<p>{figures}</p>{reasons}"
         self.position.value = state["position"]
 
     def _row(self, number: int, rank: dict[str, Any]) -> Any:
@@ -130,4 +133,5 @@ class NotebookGame:
             self.result.value = status_html(answer["run"]["sentence"])
             time.sleep(POLL_S)
         run = answer.get("run", {})
-        self.result.value = status_html(answer.get("error") or run["sentence"]) + run.get("svg", "")
+        self.result.value = status_html(answer.get("error") or run["sentence"])
+        self.measured.value = run.get("svg", "")
