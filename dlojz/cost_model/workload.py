@@ -224,13 +224,13 @@ def operator_times(
     """Seconds of each operator."""
     # Passes are counted in 16 bit.
     memory = gpu.memory_bytes_per_s * calibration.memory_efficiency * 2 / element_bytes(precision)
-    known = _product_times(gpu, calibration, precision, cast_bytes)
+    timed = _product_times(gpu, calibration, precision, cast_bytes)
 
     def products_s(products: tuple[Product, ...]) -> float:
         for product in products:
-            if product not in known:
-                known[product] = product_s(product, gpu, calibration, precision, cast_bytes)
-        return sum(known[product] for product in products)
+            if product not in timed:
+                timed[product] = product_s(product, gpu, calibration, precision, cast_bytes)
+        return sum(timed[product] for product in products)
 
     times = []
     for operator in operators:

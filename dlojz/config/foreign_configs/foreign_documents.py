@@ -202,8 +202,8 @@ def _words(text: str) -> Entries:
         commands = [[word for command in commands for word in command]]  # a list of words, over several lines
     # Of what a variable holds too, where another script makes the command of it.
     options = [_options(words) for words in (*commands, *map(str.split, script.variables.values()))]
-    others = [("#program", match[1]) for words in commands for word in words if (match := _NO_DECODER.search(word))]
-    return [*max(options, key=len, default=[]), *others, *_surroundings(script)], script.unread
+    programs = [("#program", match[1]) for words in commands for word in words if (match := _NO_DECODER.search(word))]
+    return [*max(options, key=len, default=[]), *programs, *_surroundings(script)], script.unread
 
 
 def _surroundings(script: ShellScript) -> list[tuple[str, Any]]:

@@ -157,9 +157,7 @@ def diagnose_log(evidence: LogEvidence, job: str = "") -> LogDiagnosis:
     event = _first_cause(evidence)
     size = max(evidence.world_size, max(evidence.ranks, default=-1) + 1)
     symptoms = Symptoms("failed", "", size, 0.0, 0, (), evidence.texts, evidence.calls)
-    if event is None or (
-        all(event_of_rank.weak for event_of_rank in evidence.events) and not _swallowed(event, evidence)
-    ):
+    if event is None or (all(entry.weak for entry in evidence.events) and not _swallowed(event, evidence)):
         for rank, line_of_user in evidence.cut_tracebacks.items():
             whose, line = _owners(() if rank is None else (rank,)), f" ({line_of_user})" if line_of_user else ""
             evidence.notes.append(
@@ -178,12 +176,8 @@ def diagnose_log(evidence: LogEvidence, job: str = "") -> LogDiagnosis:
                 "être rattrapée.",
             )
         )
-    others = [
-        event_of_rank
-        for event_of_rank in evidence.events
-        if event_of_rank.name != event.name and not event_of_rank.weak
-    ]
-    return LogDiagnosis(job, finding, event, _by_name(others), evidence)
+    other_events = [entry for entry in evidence.events if entry.name != event.name and not entry.weak]
+    return LogDiagnosis(job, finding, event, _by_name(other_events), evidence)
 
 
 def _by_name(events: Iterable[LogEvent]) -> tuple[Following, ...]:
@@ -273,10 +267,10 @@ def _swallowed(event: LogEvent, evidence: LogEvidence) -> bool:
 
 def _only_rank(event: LogEvent, evidence: LogEvidence) -> int | None:
     """Find the rank of an error printed without one: the only rank of the same error, or the only one that exited."""
-    others = [another for another in evidence.events if another is not event and another.rank is not None]
-    ranks = {another.rank for another in others if another.name == event.name}
+    ranked_events = [another for another in evidence.events if another is not event and another.rank is not None]
+    ranks = {another.rank for another in ranked_events if another.name == event.name}
     if not ranks and event.raised and event.count == 1:
-        ranks = {another.rank for another in others if "failed (exitcode: " in another.text}
+        ranks = {another.rank for another in ranked_events if "failed (exitcode: " in another.text}
     return ranks.pop() if len(ranks) == 1 else None
 
 
